@@ -1,0 +1,132 @@
+# Every target prepares what it needs under .venv, and does nothing twice: a stamp file in each
+# environment is older than pyproject.toml or constraints.txt only when there is work to do.
+# Needs Python 3.11 or newer, make and pip's package index. `make clean` starts over.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := .venv
+CACHE := $(VENV)/cache
+
+# What you may set: make test PYTEST_ARGS="-k storm -x" PYTEST_WORKERS=4
+PYTEST_ARGS ?=
+PYTEST_WORKERS ?= auto
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+# Nothing from outside may put the source tree, or another Python's library, on sys.path.
+unexport PYTHONPATH PYTHONHOME
+export MYPY_CACHE_DIR := $(CACHE)/mypy
+export RUFF_CACHE_DIR := $(CACHE)/ruff
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PINS := pyproject.toml constraints.txt
+SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
+
+.PHONY: help demo test check docs bench wheel clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/demo/.wheel ## Run the storm demo on the installed package
+	@$(VENV)/demo/bin/python examples/storm_demo.py $(DEMO_ARGS)
+
+test: $(VENV)/pythons ## Test the built wheel on the oldest and the newest Python found
+	@$(MAKE) --no-print-directory --keep-going \
+	    $$(sed -n -e '1p' -e '$$p' $(VENV)/pythons | sed 's/ .*//; s/^/test-py/' | sort -u)
+
+test-py%: $(VENV)/py%/.wheel ## Test the built wheel on one version, such as test-py3.12
+	@echo "== pytest on Python $*"
+	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal \
+	    -o cache_dir=$(CACHE)/pytest-$* $(PYTEST_ARGS)
+
+check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), import contracts
+	@failed=; bin=$(VENV)/check/bin; \
+	run() { echo "== $$*"; "$$bin/$$@" || failed="$$failed $$1"; }; \
+	run ruff check .; \
+	run ruff format --check .; \
+	run mypy --strict $(wildcard src tests/typing); \
+	run basedpyright --pythonpath $(VENV)/check/bin/python $(wildcard src tests/typing); \
+	PYTHONPATH=src; export PYTHONPATH; \
+	run lint-imports --no-logo --cache-dir $(CACHE)/import-linter; \
+	test -z "$$failed" || { echo "check failed:$$failed" >&2; exit 1; }
+
+docs: $(VENV)/docs/.wheel ## Build the documentation into build/docs; warnings are errors
+	@$(VENV)/docs/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+bench: $(VENV)/bench/.wheel ## Run the benchmarks
+	@$(VENV)/bench/bin/python benchmarks/run.py $(BENCH_ARGS)
+
+wheel: dist/.done ## Build dist/*.whl and the source distribution
+	@ls dist
+
+clean: ## Remove environments, builds and caches
+	rm -rf $(VENV) build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------------------------- environments
+
+# One pip, pinned, in the build environment serves all the others: they are made without their own.
+BUILD := $(VENV)/build/bin/python
+INSTALL = $(BUILD) -m pip --python $(@D)/bin/python install -qq --no-input
+oldest = $$(sed -n '1s/^[^ ]* //p' $(VENV)/pythons)
+newest = $$(sed -n '$$s/^[^ ]* //p' $(VENV)/pythons)
+exactly = $$(sed -n 's/^$(1) //p' $(VENV)/pythons)
+
+# $(call environment,PYTHON,GROUPS): make or mend the environment that the stamp lies in.
+define environment
+	@echo "== preparing $(@D)"
+	@"$(@D)/bin/python" -c '' 2>/dev/null || "$(1)" -m venv --clear --without-pip $(@D)
+	@$(if $(2),$(INSTALL) -c constraints.txt $(2:%=--group %))
+	@touch $@
+endef
+
+$(VENV)/pythons: scripts/pythons.py
+	@mkdir -p $(@D)
+	@for python in python3 python3.13 python3.12 python3.11 python; do \
+	    if "$$python" -c '' 2>/dev/null; then "$$python" scripts/pythons.py >$@; exit; fi; \
+	done; echo "No Python found: install Python 3.11 or newer." >&2; exit 1
+
+$(VENV)/build/.deps: $(PINS) | $(VENV)/pythons
+	@echo "== preparing $(@D)"
+	@"$(BUILD)" -m pip --version >/dev/null 2>&1 || "$(oldest)" -m venv --clear $(@D)
+	@$(BUILD) -m pip install -qq --no-input -c constraints.txt --upgrade pip
+	@$(BUILD) -m pip install -qq --no-input -c constraints.txt --group build
+	@touch $@
+
+$(VENV)/py%/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(call exactly,$*),test)
+
+$(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(oldest),check test)
+
+$(VENV)/docs/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(oldest),docs)
+
+$(VENV)/bench/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(newest),bench)
+
+$(VENV)/demo/.deps: $(VENV)/build/.deps
+	$(call environment,$(newest),)
+
+# ----------------------------------------------------------------------------------------- wheel
+
+build/wheel/.done: $(SOURCES) pyproject.toml $(VENV)/build/.deps
+	@rm -rf $(@D)
+	@$(BUILD) -P -m build -q --no-isolation --wheel --outdir $(@D) .
+	@touch $@
+
+dist/.done: $(SOURCES) pyproject.toml $(VENV)/build/.deps
+	@rm -rf $(@D)
+	@$(BUILD) -P -m build -q --no-isolation --outdir $(@D) .
+	@touch $@
+
+$(VENV)/%/.wheel: build/wheel/.done $(VENV)/%/.deps
+	@$(INSTALL) --no-index --no-deps --force-reinstall build/wheel/*.whl
+	@touch $@
+
+.PRECIOUS: $(VENV)/py%/.deps $(VENV)/%/.wheel

@@ -1,0 +1,78 @@
+"""Sphinx configuration: MyST pages, the API from the docstrings, and no warnings."""
+
+import re
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+project = "oncekey"
+author = "The oncekey contributors"
+copyright = "The oncekey contributors"
+release = installed_version("oncekey")
+version = ".".join(release.split(".")[:2])
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["**/_*", "**/.*"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"oncekey {release}"
+html_copy_source = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "separated"
+autodoc_preserve_defaults = True
+# Documented without being installed: drivers and frameworks that only their own modules import.
+autodoc_mock_imports = [
+    "aiohttp",
+    "asyncpg",
+    "cryptography",
+    "django",
+    "fastapi",
+    "flask",
+    "litestar",
+    "psycopg",
+    "redis",
+    "starlette",
+]
+
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+# Every type of ours that a signature or a page names must have an entry. Not asked for: types of
+# others, which have no page here, private ones, and type variables.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!oncekey\.).*"),
+    ("py:.*", r"oncekey\.(.*\.)?_.*"),
+    ("py:.*", r"oncekey\..*\.([A-Z]|[A-Z]\w*T|[A-Z]_\w+|\w+_co)"),
+]
+
+
+def drop_empty_sections(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Leave out the sections of the front page that have no pages yet: a glob must match."""
+    if docname != app.config.root_doc:
+        return
+
+    def keep(section: re.Match[str]) -> str:
+        return section[0] if any(Path(app.srcdir, section["folder"]).glob("*.md")) else ""
+
+    source[0] = re.sub(r"```\{toctree\}[^`]*\n(?P<folder>\w+)/\*\n```\n", keep, source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the hooks."""
+    app.connect("source-read", drop_empty_sections)

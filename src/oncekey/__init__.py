@@ -1,0 +1,134 @@
+"""oncekey: retries made safe. A webhook delivered twice, a request sent twice: one effect."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from oncekey._version import __version__
+
+if TYPE_CHECKING:
+    from oncekey.abc import AsyncStore, IdempotencyBackend, Store
+    from oncekey.canonical import (
+        EXCLUDED_FIELDS,
+        canonical_json_sha256,
+        canonicalize,
+        strip_excluded_fields,
+    )
+    from oncekey.errors import (
+        AnswerOmittedError,
+        BackendMismatchError,
+        CanonicalJSONError,
+        ClaimLostError,
+        IdempotencyConflictError,
+        IdempotencyError,
+        IdempotencyExpiredError,
+        IdempotencyInFlightError,
+        IdempotencyRateLimitedError,
+        IdempotencyScopeError,
+        InvalidKeyError,
+        OncekeyError,
+        PolicyError,
+        StoreError,
+        UnsupportedAnswerError,
+        WebhookDedupOwnershipError,
+    )
+    from oncekey.guard import AsyncOnce, Once
+    from oncekey.keys import event_id, hmac_key, json_path, payload_hash, signature_bound, ulid
+    from oncekey.models import CachedResponse
+    from oncekey.policy import Policy
+    from oncekey.request import IdempotencyStore, ToolContext
+    from oncekey.stores.memory import MemoryBackend, MemoryStore
+    from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
+    from oncekey.stores.urls import aconnect, connect
+    from oncekey.webhook import SyncWebhookDedupStore, WebhookDedupClaim, WebhookDedupStore
+
+__all__ = [
+    "EXCLUDED_FIELDS",
+    "AnswerOmittedError",
+    "AsyncOnce",
+    "AsyncStore",
+    "BackendMismatchError",
+    "CachedResponse",
+    "CanonicalJSONError",
+    "ClaimLostError",
+    "IdempotencyBackend",
+    "IdempotencyConflictError",
+    "IdempotencyError",
+    "IdempotencyExpiredError",
+    "IdempotencyInFlightError",
+    "IdempotencyRateLimitedError",
+    "IdempotencyScopeError",
+    "IdempotencyStore",
+    "InvalidKeyError",
+    "MemoryBackend",
+    "MemoryStore",
+    "Once",
+    "OncekeyError",
+    "Policy",
+    "PolicyError",
+    "SQLiteBackend",
+    "SQLiteStore",
+    "Store",
+    "StoreError",
+    "SyncWebhookDedupStore",
+    "ToolContext",
+    "UnsupportedAnswerError",
+    "WebhookDedupClaim",
+    "WebhookDedupOwnershipError",
+    "WebhookDedupStore",
+    "__version__",
+    "aconnect",
+    "canonical_json_sha256",
+    "canonicalize",
+    "connect",
+    "event_id",
+    "hmac_key",
+    "json_path",
+    "payload_hash",
+    "signature_bound",
+    "strip_excluded_fields",
+    "ulid",
+]
+
+# Where each public name lives. Loaded when it is first used: importing oncekey stays cheap.
+_HOMES = {
+    "oncekey.abc": ("AsyncStore", "IdempotencyBackend", "Store"),
+    "oncekey.canonical": (
+        "EXCLUDED_FIELDS",
+        "canonical_json_sha256",
+        "canonicalize",
+        "strip_excluded_fields",
+    ),
+    "oncekey.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "oncekey.guard": ("AsyncOnce", "Once"),
+    "oncekey.keys": (
+        "event_id",
+        "hmac_key",
+        "json_path",
+        "payload_hash",
+        "signature_bound",
+        "ulid",
+    ),
+    "oncekey.models": ("CachedResponse",),
+    "oncekey.policy": ("Policy",),
+    "oncekey.request": ("IdempotencyStore", "ToolContext"),
+    "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
+    "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),
+    "oncekey.stores.urls": ("aconnect", "connect"),
+    "oncekey.webhook": ("SyncWebhookDedupStore", "WebhookDedupClaim", "WebhookDedupStore"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'oncekey' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

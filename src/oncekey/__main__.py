@@ -1,0 +1,5 @@
+"""``python -m oncekey``."""
+
+from oncekey.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,328 @@
+"""A guarded call from end to end: acquire, run the handler, record the outcome.
+
+``call`` and ``acall`` differ only in what Python makes different: how a handler is run, how it is
+interrupted, and how the outcome is protected from the interruption.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+from oncekey._core.codec import Codec, omitted
+from oncekey._core.drive import Flow, Op, arun, run
+from oncekey._core.flows import (
+    Claim,
+    Plan,
+    acquire,
+    complete,
+    new_owner,
+    release,
+    retry_after,
+)
+from oncekey._core.heartbeat import AsyncBeat, Beat
+from oncekey.abc import AsyncStore, Store
+from oncekey.errors import (
+    ClaimLostError,
+    IdempotencyConflictError,
+    IdempotencyError,
+    IdempotencyExpiredError,
+    IdempotencyInFlightError,
+    StoreError,
+    UnsupportedAnswerError,
+)
+from oncekey.instrument.events import EventKind, emit
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+
+__all__ = [
+    "CURRENT",
+    "Job",
+    "Result",
+    "acall",
+    "agive_up",
+    "aopen_claim",
+    "arecord",
+    "call",
+    "give_up",
+    "open_claim",
+    "record",
+    "refusal",
+]
+
+logger = logging.getLogger("oncekey")
+
+CURRENT: ContextVar[Claim] = ContextVar("oncekey_claim")
+
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """What is to be done once."""
+
+    key: Key
+    fingerprint: bytes
+    plan: Plan
+    codec: Codec
+    operation: str
+    keeps: Callable[[Any], bool] = lambda value: True  # whether this answer is a success
+    strict: bool = True  # raise if the outcome could not be recorded, else warn and go on
+
+
+class Result(NamedTuple):
+    """How a guarded call ended well."""
+
+    value: Any
+    replayed: bool
+
+
+def refusal(reply: ClaimReply, operation: str, terms: Terms) -> IdempotencyError:
+    """The error for a reply that is neither a win nor a replay."""
+    if reply.verdict is Verdict.CONFLICT:
+        return IdempotencyConflictError(operation)
+    if reply.verdict is Verdict.EXPIRED:
+        return IdempotencyExpiredError(operation)
+    return IdempotencyInFlightError(operation, retry_after(reply, terms))
+
+
+def _encode(job: Job, value: Any) -> bytes:
+    """The answer to store. One that can't be kept still counts as done, only without a body."""
+    try:
+        answer = job.codec.encode(value)
+    except UnsupportedAnswerError as error:
+        logger.warning("%s was done, but its answer can't be replayed: %s", job.operation, error)
+        return omitted(None)
+    return answer if len(answer) <= job.plan.max_answer_bytes else omitted(answer)
+
+
+def _not_recorded(job: Job, error: StoreError) -> None:
+    """The handler succeeded, the store did not: warn, so that it is never silent."""
+    emit(EventKind.STORE_ERROR, job.key, job.operation, error=type(error).__name__)
+    logger.warning(
+        "%s succeeded but its outcome could not be recorded (scope=%s key=%s…): %s. "
+        "A retry with this key may run it again",
+        job.operation,
+        job.key.scope.hash,
+        job.key.shown,
+        error,
+        exc_info=error,
+    )
+
+
+def _official(job: Job, found: Record | None) -> Result:
+    """What a worker returns that was fenced off: the recorded outcome, if there is one already."""
+    if (
+        found is not None
+        and found.state is State.COMPLETED
+        and found.fingerprint == job.fingerprint
+        and found.answer is not None
+    ):
+        return Result(job.codec.decode(found.answer), True)
+    raise ClaimLostError(
+        f"{job.operation} finished after another worker had taken its key over, so its outcome "
+        "was not recorded. If handlers often outlive their lease, raise the lease"
+    )
+
+
+def _record(job: Job, claim: Claim, value: Any) -> Flow[Result]:
+    """Record the outcome of a handler that returned ``value``."""
+    monotonic = job.plan.monotonic
+    try:
+        if not job.keeps(value):
+            yield from release(claim, None, monotonic)
+            return Result(value, False)
+        if (yield from complete(claim, _encode(job, value), monotonic)):
+            return Result(value, False)
+        found: Record | None = yield Op("read", (job.key,))
+    except StoreError as error:
+        if job.strict:
+            raise
+        _not_recorded(job, error)
+        return Result(value, False)
+    return _official(job, found)
+
+
+def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[None]:
+    """Free the key after a failure, unless what the handler did is unknown."""
+    if claim.settled or claim.lost:
+        return
+    if not isinstance(error, Exception) and not job.plan.retry_safe:
+        return  # cancelled or interrupted halfway: the lease decides when another may run
+    try:
+        yield from release(claim, error, job.plan.monotonic)
+    except StoreError as failed:
+        logger.warning(
+            "%s failed and its key could not be released, it frees itself when the lease ends: %s",
+            job.operation,
+            failed,
+        )
+
+
+# Sync
+
+
+def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
+    """Acquire. An interrupt while the claim is under way gives it back."""
+    job.codec.check()
+    owner = new_owner()
+    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, store.poll_seconds, owner)
+    try:
+        return run(flow, store)
+    except Exception:
+        raise
+    except BaseException:
+        with contextlib.suppress(Exception):
+            store.release(job.key, owner, None)
+        raise
+
+
+def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
+    """Record the outcome."""
+    return run(_record(job, claim, value), store)
+
+
+def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> None:
+    """Free the key after a failure."""
+    run(_give_up(job, claim, error), store)
+
+
+def call(store: Store, job: Job, handler: Callable[[], Any]) -> Result:
+    """Run ``handler`` if nobody else did, else give its stored answer back.
+
+    Raises:
+        IdempotencyError: Conflict, in flight past the wait, or expired.
+        StoreError: The store failed before the handler ran.
+    """
+    claim = open_claim(store, job)
+    if not isinstance(claim, Claim):
+        if claim.verdict is Verdict.REPLAY:
+            return Result(job.codec.decode(claim.answer or b"j"), True)
+        raise refusal(claim, job.operation, job.plan.terms)
+    try:
+        with Beat(store, claim, job.plan), _current(claim):
+            value = handler()
+    except BaseException as error:
+        give_up(store, job, claim, error)
+        raise
+    return record(store, job, claim, value)
+
+
+@contextlib.contextmanager
+def _current(claim: Claim) -> Iterator[None]:
+    token = CURRENT.set(claim)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+# Async
+
+_background: set[asyncio.Task[Any]] = set()
+
+
+def _in_background(work: Coroutine[Any, Any, Any]) -> None:
+    """Let ``work`` finish whatever becomes of the task that started it."""
+    task = asyncio.get_running_loop().create_task(work)
+    _background.add(task)
+    task.add_done_callback(_done)
+
+
+def _done(task: asyncio.Task[Any]) -> None:
+    _background.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.warning("releasing a cancelled claim failed: %s", task.exception())
+
+
+async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Finish ``work`` even if this task is cancelled meanwhile, then be cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except BaseException:  # noqa: BLE001 - task.result() raises it again below
+            break
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # taken note of: the cancellation is what the caller gets
+        raise cancelled
+    return task.result()
+
+
+async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
+    """Acquire. A cancellation while the claim is under way gives it back, in the background."""
+    job.codec.check()
+    owner = new_owner()
+    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, store.poll_seconds, owner)
+    try:
+        return await arun(flow, store)
+    except Exception:
+        raise
+    except BaseException:
+        _in_background(store.release(job.key, owner, None))
+        raise
+
+
+async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
+    """Record the outcome, whatever happens to this task."""
+    return await _uncancelled(arun(_record(job, claim, value), store))
+
+
+async def agive_up(store: AsyncStore, job: Job, claim: Claim, error: BaseException) -> None:
+    """Free the key after a failure, whatever happens to this task."""
+    await _uncancelled(arun(_give_up(job, claim, error), store))
+
+
+async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any]]) -> Result:
+    """Run ``handler`` if nobody else did, else give its stored answer back.
+
+    A handler whose claim is lost is cancelled.
+
+    Raises:
+        IdempotencyError: Conflict, in flight past the wait, or expired.
+        StoreError: The store failed before the handler ran.
+        ClaimLostError: Another worker took the key over while the handler ran.
+    """
+    claim = await aopen_claim(store, job)
+    if not isinstance(claim, Claim):
+        if claim.verdict is Verdict.REPLAY:
+            return Result(job.codec.decode(claim.answer or b"j"), True)
+        raise refusal(claim, job.operation, job.plan.terms)
+    try:
+        async with guarded(store, job, claim):
+            value = await handler()
+    except BaseException as error:
+        await agive_up(store, job, claim, error)
+        raise
+    return await arecord(store, job, claim, value)
+
+
+@contextlib.asynccontextmanager
+async def guarded(store: AsyncStore, job: Job, claim: Claim) -> AsyncIterator[None]:
+    """Keep ``claim`` alive while the block runs; cancel the block if the claim is lost."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a guarded call must run in an asyncio task")
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        task.cancel()
+
+    try:
+        with AsyncBeat(store, claim, job.plan, interrupt), _current(claim):
+            yield
+    except asyncio.CancelledError:
+        # Ours, not the caller's: the same bookkeeping as asyncio.timeout does.
+        if interrupted and task.uncancel() <= 0:
+            claim.check()
+        raise

@@ -1,0 +1,72 @@
+"""Two drivers for one protocol: ``run`` for sync stores, ``arun`` for async ones.
+
+A flow is a generator. It yields what it wants done and gets the result sent back, so that the
+protocol is written once and neither form hides a loop or a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+from oncekey.abc import AsyncStore, Store
+from oncekey.models import Key
+
+__all__ = ["Flow", "Op", "Pause", "arun", "run"]
+
+T = TypeVar("T")
+
+
+class Op(NamedTuple):
+    """Call a method of the store."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+class Pause(NamedTuple):
+    """Sleep until ``key`` may have changed, at most ``seconds``."""
+
+    key: Key
+    seconds: float
+
+
+Flow = Generator[Op | Pause, Any, T]
+
+
+def run(flow: Flow[T], store: Store) -> T:
+    """Run a flow on a sync store, in this thread."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = None
+                if isinstance(step, Op):
+                    result = getattr(store, step.method)(*step.args)
+                else:
+                    store.wait(step.key, step.seconds)
+            except BaseException as error:  # noqa: BLE001 - the flow decides what it means
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def arun(flow: Flow[T], store: AsyncStore) -> T:
+    """Run a flow on an async store, in this task."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = None
+                if isinstance(step, Op):
+                    result = await getattr(store, step.method)(*step.args)
+                else:
+                    await store.wait(step.key, step.seconds)
+            except BaseException as error:  # noqa: BLE001 - the flow decides what it means
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

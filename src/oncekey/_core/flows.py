@@ -1,0 +1,225 @@
+"""The claim protocol as flows: acquire a key, then complete or release it.
+
+A flow returns a value for everything that can happen; only the shells above raise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil
+
+from oncekey._core.drive import Flow, Op, Pause
+from oncekey.errors import ClaimLostError, StoreError
+from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.models import ClaimReply, Key, Terms, Verdict
+from oncekey.policy import Policy, milliseconds
+
+__all__ = ["Claim", "Plan", "acquire", "complete", "new_owner", "release", "renew", "retry_after"]
+
+FIRST_LOOK = 0.005  # a waiter looks again after 5 ms, then backs off up to the store's poll_seconds
+
+
+def new_owner() -> bytes:
+    """A fresh owner id for one call. Never per process: a fork would share it."""
+    return os.urandom(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A policy made ready for the engine: seconds as floats, terms for the store."""
+
+    terms: Terms
+    wait: float
+    max_run: float | None
+    max_answer_bytes: int
+    retry_safe: bool
+    monotonic: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, policy: Policy) -> Plan:
+        """Compile ``policy``."""
+        max_run = policy.max_run
+        return cls(
+            terms=policy.terms(),
+            wait=milliseconds(policy.wait, "wait") / 1000,
+            max_run=None if max_run is None else milliseconds(max_run, "max_run") / 1000,
+            max_answer_bytes=policy.max_answer_bytes,
+            retry_safe=policy.retry_safe,
+        )
+
+
+@dataclass(slots=True)
+class Claim:
+    """The right to run the work of one key, as its owner holds it.
+
+    Attributes:
+        key: What was claimed.
+        fence: Rises with every claim of this key. Hand it to systems that can refuse an older one.
+        attempts: How many claims of this key were won so far, this one included.
+        takeover: The claim was won from an owner whose lease ran out, so that its work may have
+            been done in part.
+        lost: Somebody else took the key over; whatever this owner does will not be recorded.
+    """
+
+    key: Key
+    owner: bytes
+    fence: int
+    attempts: int
+    takeover: bool
+    terms: Terms
+    operation: str = ""
+    started: float = 0.0
+    lost: bool = False
+    settled: bool = field(default=False, repr=False)
+
+    def check(self) -> None:
+        """Raise if the claim was lost. Call it before a step that can't be undone.
+
+        Raises:
+            ClaimLostError: Another worker took the key over.
+        """
+        if self.lost:
+            raise ClaimLostError(
+                f"{self.operation or 'the call'} lost its claim to another worker: stop here, "
+                "nothing more of it will be recorded. If handlers often outlive their lease, "
+                "raise the lease"
+            )
+
+
+def acquire(
+    key: Key, fingerprint: bytes, plan: Plan, operation: str, poll: float, owner: bytes
+) -> Flow[Claim | ClaimReply]:
+    """Claim ``key``, waiting for another holder as the plan says.
+
+    Returns:
+        A ``Claim`` if this call is to run, else the reply: a replay, a conflict, an expired key,
+        or a holder that was still running when the wait ended.
+    """
+    monotonic = plan.monotonic
+    terms = plan.terms
+    begun = sent = monotonic()
+    look = FIRST_LOOK
+    waited = False
+    while True:
+        reply: ClaimReply = yield Op("claim", (key, owner, fingerprint, terms))
+        if reply.verdict is Verdict.WON:
+            claim = Claim(
+                key, owner, reply.fence, reply.attempts, reply.takeover, terms, operation, begun
+            )
+            # A reply can arrive after its lease is over (a stopped process, a slow network).
+            # Starting then would run beside whoever took over.
+            margin = terms.lease_ms / 10_000
+            if monotonic() - sent < terms.lease_ms / 1000 - margin or (yield from renew(claim)):
+                _tell_acquired(claim, waited, monotonic() - begun)
+                return claim
+            sent = monotonic()
+            continue
+        if reply.verdict is not Verdict.IN_FLIGHT:
+            break
+        now = monotonic()
+        left = begun + plan.wait - now
+        if left <= 0:
+            break
+        waited = True
+        pause = min(look * random.uniform(0.7, 1.3), left)  # noqa: S311 - jitter, not a secret
+        yield Pause(key, min(pause, reply.lease_ms / 1000 + 0.001))
+        look = min(look * 2, poll)
+        sent = monotonic()
+    if listening():
+        spent = monotonic() - begun
+        if waited:
+            emit(EventKind.WAITED, key, operation, duration=spent)
+        emit(
+            _KINDS[reply.verdict],
+            key,
+            operation,
+            duration=spent,
+            fence=reply.fence,
+            attempts=reply.attempts,
+        )
+    return reply
+
+
+_KINDS = {
+    Verdict.REPLAY: EventKind.REPLAY,
+    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
+    Verdict.CONFLICT: EventKind.CONFLICT,
+    Verdict.EXPIRED: EventKind.EXPIRED,
+}
+
+
+def _tell_acquired(claim: Claim, waited: bool, spent: float) -> None:
+    if not listening():
+        return
+    if waited:
+        emit(EventKind.WAITED, claim.key, claim.operation, duration=spent)
+    kind = EventKind.TAKEOVER if claim.takeover else EventKind.FIRST
+    emit(
+        kind, claim.key, claim.operation, duration=spent, fence=claim.fence, attempts=claim.attempts
+    )
+
+
+def renew(claim: Claim) -> Flow[bool]:
+    """Count the lease from now. False, and ``claim.lost``, if somebody else has the key."""
+    held: bool = yield Op("renew", (claim.key, claim.owner, claim.fence, claim.terms))
+    if not held and not claim.settled:
+        claim.lost = True
+    return held
+
+
+def complete(claim: Claim, answer: bytes, monotonic: Callable[[], float]) -> Flow[bool]:
+    """Record the outcome. False: fenced off, another owner's outcome counts.
+
+    Tried twice: a store error may hide a completion that happened, and completing again
+    is true for the same owner.
+    """
+    op = Op("complete", (claim.key, claim.owner, claim.fence, answer, claim.terms))
+    try:
+        held: bool = yield op
+    except StoreError as error:
+        if not error.retryable:
+            raise
+        held = yield op
+    claim.settled = True
+    if not held:
+        claim.lost = True
+    if listening():
+        kind = EventKind.COMPLETED if held else EventKind.FENCED
+        emit(
+            kind,
+            claim.key,
+            claim.operation,
+            duration=monotonic() - claim.started,
+            fence=claim.fence,
+            attempts=claim.attempts,
+        )
+    return held
+
+
+def release(
+    claim: Claim, error: BaseException | None, monotonic: Callable[[], float]
+) -> Flow[bool]:
+    """Give the key back, so that the next attempt may run at once."""
+    held: bool = yield Op("release", (claim.key, claim.owner, claim.fence))
+    claim.settled = True
+    if listening():
+        kind = EventKind.RELEASED if held else EventKind.FENCED
+        emit(
+            kind,
+            claim.key,
+            claim.operation,
+            duration=monotonic() - claim.started,
+            fence=claim.fence,
+            attempts=claim.attempts,
+            error=type(error).__name__ if error is not None else "",
+        )
+    return held
+
+
+def retry_after(reply: ClaimReply, terms: Terms) -> int:
+    """Whole seconds after which a retry makes sense: the remaining lease, within the TTL."""
+    return max(1, min(ceil(reply.lease_ms / 1000), max(1, terms.ttl_ms // 1000)))

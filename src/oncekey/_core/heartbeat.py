@@ -1,0 +1,199 @@
+"""Keeps the claim of a running handler alive: a timer in the loop, or one thread a store.
+
+A renewal is due every third of the lease, so that two may fail before the claim lapses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from oncekey._core.drive import run
+from oncekey._core.flows import Claim, Plan, renew
+from oncekey.abc import AsyncStore, Store
+from oncekey.errors import StoreError
+from oncekey.instrument.events import EventKind, emit
+
+__all__ = ["AsyncBeat", "Beat"]
+
+IDLE_SECONDS = 30.0  # a heart with nothing to do ends its thread after this
+
+
+class _Schedule:
+    """When one claim is renewed next, and when that is hopeless."""
+
+    __slots__ = ("claim", "dies_at", "due", "every", "plan", "stopped", "until")
+
+    def __init__(self, claim: Claim, plan: Plan) -> None:
+        lease = claim.terms.lease_ms / 1000
+        now = plan.monotonic()
+        self.claim = claim
+        self.plan = plan
+        self.every = lease / 3
+        self.due = now + self.every
+        self.dies_at = now + lease
+        self.until = None if plan.max_run is None else claim.started + plan.max_run
+        self.stopped = False
+
+    def may_renew(self) -> bool:
+        return not self.stopped and (self.until is None or self.plan.monotonic() < self.until)
+
+    def renewed(self, held: bool, sent: float) -> bool:
+        """Take a renewal's answer. True: go on."""
+        if self.stopped:
+            return False
+        if not held:
+            self.claim.lost = True
+            return False
+        self.dies_at = sent + self.every * 3
+        self.due = sent + self.every
+        return True
+
+    def failed(self, error: Exception) -> bool:
+        """The store could not be asked. True: try again soon; after the lease the claim is lost."""
+        emit(EventKind.STORE_ERROR, self.claim.key, "renew", error=type(error).__name__)
+        now = self.plan.monotonic()
+        if now >= self.dies_at:
+            self.claim.lost = True
+            return False
+        self.due = now + min(self.every / 4, self.dies_at - now)
+        return not self.stopped
+
+
+class _Heart:
+    """The thread that renews the claims of one sync store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = weakref.ref(store)
+        self._wake = threading.Condition()
+        self._heap: list[tuple[float, int, _Schedule]] = []
+        self._order = itertools.count()
+        self._alive = False
+
+    def add(self, schedule: _Schedule) -> None:
+        with self._wake:
+            first = not self._heap or schedule.due < self._heap[0][0]
+            heapq.heappush(self._heap, (schedule.due, next(self._order), schedule))
+            if not self._alive:
+                self._alive = True
+                threading.Thread(target=self._beat, name="oncekey-heartbeat", daemon=True).start()
+            elif first:
+                self._wake.notify()
+
+    def _next(self) -> _Schedule | None:
+        """The schedule that is due, once it is. ``None``: nothing to do, the thread may end."""
+        with self._wake:
+            while True:
+                while self._heap and self._heap[0][2].stopped:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    if self._wake.wait(IDLE_SECONDS) or self._heap:
+                        continue
+                    self._alive = False
+                    return None
+                schedule = self._heap[0][2]
+                left = schedule.due - schedule.plan.monotonic()
+                if left <= 0:
+                    heapq.heappop(self._heap)
+                    return schedule
+                self._wake.wait(left)
+
+    def _beat(self) -> None:
+        while (schedule := self._next()) is not None:
+            store = self._store()
+            if store is None:
+                continue
+            if not schedule.may_renew():
+                continue
+            sent = schedule.plan.monotonic()
+            try:
+                again = schedule.renewed(run(renew(schedule.claim), store), sent)
+            except Exception as error:  # noqa: BLE001 - one bad store must not end the thread
+                again = schedule.failed(error)
+            del store
+            if again:
+                with self._wake:
+                    heapq.heappush(self._heap, (schedule.due, next(self._order), schedule))
+
+
+_hearts: weakref.WeakKeyDictionary[Store, _Heart] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def _forget_hearts() -> None:
+    """In a forked child: threads and locks of the parent are not there."""
+    global _hearts, _making
+    _hearts = weakref.WeakKeyDictionary()
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_hearts)
+
+
+class Beat:
+    """Renews a sync store's claim while the ``with`` block runs, in a thread beside it."""
+
+    def __init__(self, store: Store, claim: Claim, plan: Plan) -> None:
+        self._schedule = _Schedule(claim, plan)
+        self._store = store
+
+    def __enter__(self) -> None:
+        heart = _hearts.get(self._store)
+        if heart is None:
+            with _making:
+                heart = _hearts.setdefault(self._store, _Heart(self._store))
+        heart.add(self._schedule)
+
+    def __exit__(self, *exc: object) -> None:
+        self._schedule.stopped = True
+
+
+class AsyncBeat:
+    """Renews an async store's claim while the block runs; calls ``on_lost`` if it is lost."""
+
+    def __init__(
+        self, store: AsyncStore, claim: Claim, plan: Plan, on_lost: Callable[[], object]
+    ) -> None:
+        self._store = store
+        self._schedule = _Schedule(claim, plan)
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._arm()
+
+    def _arm(self) -> None:
+        delay = max(0.0, self._schedule.due - self._schedule.plan.monotonic())
+        self._timer = self._loop.call_later(delay, self._fire)
+
+    def _fire(self) -> None:
+        self._task = self._loop.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        schedule = self._schedule
+        if not schedule.may_renew():
+            return
+        claim = schedule.claim
+        sent = schedule.plan.monotonic()
+        try:
+            held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
+            again = schedule.renewed(held, sent)
+        except StoreError as error:
+            again = schedule.failed(error)
+        if again:
+            self._arm()
+        elif claim.lost and not schedule.stopped:
+            self._on_lost()
+
+    def __exit__(self, *exc: object) -> None:
+        self._schedule.stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

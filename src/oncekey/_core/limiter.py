@@ -1,0 +1,76 @@
+"""How many new keys one caller may make: sliding windows, counted in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from math import ceil
+
+__all__ = ["InsertLimiter"]
+
+_SLICES = 10
+_SCOPES_KEPT = 50_000
+
+
+class InsertLimiter:
+    """At most ``rate * window`` events in each of several windows, for every scope apart.
+
+    A window is counted in ten slices, so that a scope costs a few numbers, not one for each event.
+
+    Args:
+        windows: ``(events, seconds)`` pairs, all of which must hold.
+        clock: Seconds, any origin.
+    """
+
+    def __init__(self, windows: tuple[tuple[int, int], ...], clock: Callable[[], float]) -> None:
+        self._windows = windows
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: OrderedDict[str, list[dict[int, int]]] = OrderedDict()
+
+    def retry_after(self, scope: str) -> int | None:
+        """``None`` if ``scope`` may make a key now, else the whole seconds until it may."""
+        now = self._clock()
+        with self._lock:
+            counts = self._counts.get(scope)
+            if counts is None:
+                return None
+            waits = [
+                self._wait(slices, events, seconds, now)
+                for slices, (events, seconds) in zip(counts, self._windows, strict=True)
+            ]
+        longest = max(waits)
+        return None if longest <= 0 else min(3600, max(1, ceil(longest)))
+
+    @staticmethod
+    def _wait(slices: dict[int, int], events: int, seconds: int, now: float) -> float:
+        width = seconds / _SLICES
+        current = int(now / width)
+        live = {s: n for s, n in slices.items() if s > current - _SLICES}
+        excess = sum(live.values()) - events + 1
+        for number in sorted(live):
+            if excess <= 0:
+                break
+            excess -= live[number]
+            if excess <= 0:
+                return (number + _SLICES) * width - now
+        return 0.0
+
+    def count(self, scope: str) -> None:
+        """Take note of a new key of ``scope``."""
+        now = self._clock()
+        with self._lock:
+            counts = self._counts.get(scope)
+            if counts is None:
+                if len(self._counts) >= _SCOPES_KEPT:
+                    self._counts.popitem(last=False)
+                counts = self._counts[scope] = [{} for _ in self._windows]
+            else:
+                self._counts.move_to_end(scope)
+            for slices, (_, seconds) in zip(counts, self._windows, strict=True):
+                current = int(now / (seconds / _SLICES))
+                if current not in slices:
+                    for old in [s for s in slices if s <= current - _SLICES]:
+                        del slices[old]
+                slices[current] = slices.get(current, 0) + 1

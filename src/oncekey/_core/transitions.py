@@ -1,0 +1,199 @@
+"""The state machine: one table for claims, one for settling. No clock, no I/O.
+
+Every store decides through these tables or, where the decision is a statement on a server,
+is held to them by the conformance suite. Nothing else may change a record's state.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from oncekey.models import ClaimReply, Record, State, Terms, Verdict
+
+__all__ = [
+    "CLAIMS",
+    "SETTLEMENTS",
+    "Act",
+    "Event",
+    "Situation",
+    "claim",
+    "mark",
+    "settle",
+    "situate",
+]
+
+
+class Situation(Enum):
+    """What a claim finds, on the store's clock."""
+
+    ABSENT = auto()
+    RELEASED = auto()
+    MINE = auto()  # pending, by this very call: its first answer was lost
+    LIVE = auto()  # pending, another owner, lease running
+    LAPSED = auto()  # pending, another owner, lease over
+    DONE = auto()  # completed, within its time to live (and skew)
+    TOMBSTONE = auto()  # completed, past its time, still remembered as expired
+    GONE = auto()  # past its time and not to be remembered
+
+
+class Act(Enum):
+    """What the store writes."""
+
+    NOTHING = auto()
+    TAKE = auto()  # new owner, higher fence, one more attempt
+    EXTEND = auto()  # same owner and fence, lease counted from now
+
+
+class Event(Enum):
+    """What an owner does with its claim."""
+
+    COMPLETE = auto()
+    RENEW = auto()
+    RELEASE = auto()
+
+
+CLAIMS: Final[dict[tuple[Situation, bool], tuple[Verdict, Act]]] = {
+    # (situation, same payload): (verdict, what is written)
+    (Situation.ABSENT, True): (Verdict.WON, Act.TAKE),
+    (Situation.ABSENT, False): (Verdict.WON, Act.TAKE),
+    (Situation.RELEASED, True): (Verdict.WON, Act.TAKE),
+    (Situation.RELEASED, False): (Verdict.WON, Act.TAKE),  # sticky: a conflict, see claim()
+    (Situation.MINE, True): (Verdict.WON, Act.EXTEND),
+    (Situation.MINE, False): (Verdict.CONFLICT, Act.NOTHING),
+    (Situation.LIVE, True): (Verdict.IN_FLIGHT, Act.NOTHING),
+    (Situation.LIVE, False): (Verdict.CONFLICT, Act.NOTHING),
+    (Situation.LAPSED, True): (Verdict.WON, Act.TAKE),
+    (Situation.LAPSED, False): (Verdict.CONFLICT, Act.NOTHING),
+    (Situation.DONE, True): (Verdict.REPLAY, Act.NOTHING),
+    (Situation.DONE, False): (Verdict.CONFLICT, Act.NOTHING),
+    (Situation.TOMBSTONE, True): (Verdict.EXPIRED, Act.NOTHING),
+    (Situation.TOMBSTONE, False): (Verdict.EXPIRED, Act.NOTHING),
+    (Situation.GONE, True): (Verdict.WON, Act.TAKE),
+    (Situation.GONE, False): (Verdict.WON, Act.TAKE),
+}
+
+# What an owner's event turns a state into; owner and fence must match, else it is fenced off.
+# A pair that is missing is refused. Completing twice is true, so that a lost reply can be retried.
+SETTLEMENTS: Final[dict[tuple[State, Event], State]] = {
+    (State.PENDING, Event.COMPLETE): State.COMPLETED,
+    (State.COMPLETED, Event.COMPLETE): State.COMPLETED,
+    (State.PENDING, Event.RENEW): State.PENDING,
+    (State.PENDING, Event.RELEASE): State.RELEASED,
+}
+
+
+def situate(record: Record | None, owner: bytes, now: int, terms: Terms) -> Situation:
+    """Say what ``record`` is to a claimer at ``now``."""
+    if record is None:
+        return Situation.ABSENT
+    if record.state is State.COMPLETED:
+        if now < record.expires_at + terms.skew_ms:
+            return Situation.DONE
+        if terms.remember_ms and now < record.purge_at:
+            return Situation.TOMBSTONE
+        return Situation.GONE
+    if record.state is State.PENDING:
+        if record.owner == owner:
+            return Situation.MINE
+        if now < record.lease_until:
+            return Situation.LIVE
+        return Situation.LAPSED if now < record.expires_at else Situation.GONE
+    return Situation.RELEASED if now < record.expires_at else Situation.GONE
+
+
+def claim(
+    record: Record | None, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
+) -> tuple[ClaimReply, Record | None]:
+    """Decide a claim. Gives the reply and the record to write, if any.
+
+    A record without a fingerprint has no payload bound to it: it equals any.
+    """
+    now = now_us // 1000
+    situation = situate(record, owner, now, terms)
+    if record is None:
+        return _take(None, owner, fingerprint, terms, now_us)
+    same = record.fingerprint == fingerprint or not record.fingerprint or not fingerprint
+    verdict, act = CLAIMS[situation, same]
+    if situation is Situation.RELEASED and terms.sticky and not same:
+        verdict, act = Verdict.CONFLICT, Act.NOTHING
+    if act is Act.TAKE:
+        if situation is Situation.GONE:
+            record = record._replace(expires_at=0)  # nothing of its window is inherited
+        return _take(record, owner, fingerprint, terms, now_us)
+    if act is Act.EXTEND:
+        record = record._replace(lease_until=now + terms.lease_ms)
+        return ClaimReply(verdict, record.fence, terms.lease_ms, record.attempts, None), record
+    answer = record.answer if verdict is Verdict.REPLAY else None
+    left = record.lease_until - now if record.state is State.PENDING else 0
+    return ClaimReply(verdict, record.fence, max(left, 0), record.attempts, answer), None
+
+
+def _take(
+    old: Record | None, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
+) -> tuple[ClaimReply, Record]:
+    now = now_us // 1000
+    lease_until = now + terms.lease_ms
+    expires_at = now + terms.ttl_ms if terms.sticky else lease_until + terms.ttl_ms
+    fence, attempts = now_us, 1
+    if old is not None:
+        # Monotone whatever the clock does: a fence never goes back while the record is known.
+        fence, attempts = max(old.fence + 1, now_us), old.attempts + 1
+        if terms.sticky and old.expires_at > now:
+            expires_at = old.expires_at  # retries don't extend the window
+            fingerprint = old.fingerprint or fingerprint
+    takeover = old is not None and old.state is State.PENDING
+    purge_at = max(expires_at, lease_until)
+    record = Record(
+        State.PENDING, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, None
+    )
+    return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover), record
+
+
+def settle(
+    record: Record | None,
+    event: Event,
+    owner: bytes,
+    fence: int | None,
+    terms: Terms,
+    now: int,
+    answer: bytes | None = None,
+) -> tuple[bool, Record | None]:
+    """Decide what an owner does. Gives whether it held, and the record to write, if any.
+
+    ``fence`` may be ``None`` for a release only: a caller that never learnt its fence, because
+    it was cancelled while it claimed, still owns the claim by its unique owner id.
+    """
+    if record is None or record.owner != owner or (fence is not None and record.fence != fence):
+        return False, None
+    target = SETTLEMENTS.get((record.state, event))
+    if target is None:
+        return False, None
+    if event is Event.RENEW:
+        lease_until = now + terms.lease_ms
+        expires_at = record.expires_at
+        if not terms.sticky:
+            expires_at = max(expires_at, lease_until + terms.ttl_ms)
+        return True, record._replace(
+            lease_until=lease_until, expires_at=expires_at, purge_at=max(expires_at, lease_until)
+        )
+    if event is Event.RELEASE:
+        return True, record._replace(state=target, lease_until=now)
+    if record.state is State.COMPLETED:
+        return True, None
+    expires_at = record.expires_at if terms.sticky else now + terms.ttl_ms
+    purge_at = expires_at + terms.skew_ms + terms.remember_ms
+    return True, record._replace(
+        state=target, lease_until=0, expires_at=expires_at, purge_at=purge_at, answer=answer
+    )
+
+
+def mark(record: Record | None, terms: Terms, now_us: int) -> Record | None:
+    """Decide a first-seen call: the record to write if the key is new, else ``None``."""
+    now = now_us // 1000
+    situation = situate(record, b"", now, terms)
+    if situation not in (Situation.ABSENT, Situation.RELEASED, Situation.LAPSED, Situation.GONE):
+        return None
+    fence = now_us if record is None else max(record.fence + 1, now_us)
+    expires_at = now + terms.ttl_ms
+    return Record(State.COMPLETED, b"", fence, b"", 0, expires_at, expires_at, 1, None)

@@ -1,0 +1,30 @@
+"""The ``oncekey`` command. One file a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from oncekey._version import __version__
+from oncekey.cli import conformance
+from oncekey.errors import OncekeyError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Gives the exit code: 0 all well, 1 a check failed, 2 a wrong call."""
+    parser = argparse.ArgumentParser(
+        prog="oncekey", description="Makes retries safe: the effect happens once."
+    )
+    parser.add_argument("--version", action="version", version=f"oncekey {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    conformance.add_to(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except OncekeyError as error:
+        print(f"oncekey: {error}", file=sys.stderr)
+        return 2
+    return code

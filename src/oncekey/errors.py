@@ -1,0 +1,282 @@
+"""Every error oncekey raises. One base class; each message says what to do.
+
+A duplicate is an outcome, not an error: inside, the engine returns values. These
+classes are what the outermost shells raise when there is no value to return.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AnswerOmittedError",
+    "BackendMismatchError",
+    "CanonicalJSONError",
+    "ClaimLostError",
+    "IdempotencyConflictError",
+    "IdempotencyError",
+    "IdempotencyExpiredError",
+    "IdempotencyInFlightError",
+    "IdempotencyRateLimitedError",
+    "IdempotencyScopeError",
+    "InvalidKeyError",
+    "OncekeyError",
+    "PolicyError",
+    "StoreClosedError",
+    "StoreConfigError",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreFullError",
+    "StoreReadOnlyError",
+    "StoreUnavailableError",
+    "UnsupportedAnswerError",
+    "WebhookDedupOwnershipError",
+]
+
+
+class OncekeyError(Exception):
+    """Base class of every error that oncekey raises.
+
+    Attributes:
+        code: A stable, machine-readable name of what went wrong.
+        retryable: Whether the same call may succeed later, unchanged.
+    """
+
+    code: str = "ONCEKEY_ERROR"
+    retryable: bool = False
+
+
+class PolicyError(OncekeyError, ValueError):
+    """An option has a value that can't work: a TTL out of bounds, a lease of zero."""
+
+    code = "INVALID_OPTION"
+
+
+class InvalidKeyError(OncekeyError, ValueError):
+    """An idempotency key, sender or namespace that can't be stored: empty, too long, with a NUL."""
+
+    code = "INVALID_REQUEST"
+
+
+class CanonicalJSONError(OncekeyError, ValueError):
+    """A value that RFC 8785 canonical JSON can't express.
+
+    Attributes:
+        path: Where the value stands, as a JSONPath such as ``$.items[3].price``.
+    """
+
+    code = "INVALID_REQUEST"
+
+    def __init__(self, message: str, path: str = "$") -> None:
+        super().__init__(f"{message} at {path}")
+        self.path = path
+
+
+class UnsupportedAnswerError(OncekeyError, TypeError):
+    """A handler's answer (or its declared type) that can't be stored and given back as it was."""
+
+    code = "UNSUPPORTED_ANSWER"
+
+
+class AnswerOmittedError(OncekeyError):
+    """The work was done, but its answer was not kept, so it can't be replayed.
+
+    The work never runs again for this key. Look the result up where the handler put it.
+
+    Attributes:
+        digest: SHA-256 (hex) of the encoded answer, or ``None`` where it could not be encoded.
+    """
+
+    code = "ANSWER_OMITTED"
+
+    def __init__(self, message: str, digest: str | None = None) -> None:
+        super().__init__(message)
+        self.digest = digest
+
+
+class BackendMismatchError(OncekeyError, TypeError):
+    """A sync backend under an async function, or the other way round."""
+
+    code = "BACKEND_MISMATCH"
+
+
+class ClaimLostError(OncekeyError):
+    """This worker's claim was taken over; what it did must not be recorded as the outcome."""
+
+    code = "CLAIM_LOST"
+
+
+class WebhookDedupOwnershipError(ClaimLostError, RuntimeError):
+    """``complete`` or ``release`` was called with a token that does not own the delivery."""
+
+    code = "NOT_OWNER"
+
+
+class IdempotencyError(OncekeyError):
+    """A keyed call that got no answer of its own: conflict, in flight, expired, out of scope.
+
+    None of these ever carries the stored response, the first payload or a fingerprint:
+    whoever holds only the key must not be able to read what it protects.
+
+    Attributes:
+        operation: The name of the guarded function.
+        errors: The error as a list of one ``{"code", "message", "recovery"}`` dict.
+        error_codes: The codes of ``errors``.
+        recovery: ``correctable``, ``transient`` or ``terminal``.
+        retry_after: Whole seconds until a retry makes sense, where that is known.
+    """
+
+    code = "IDEMPOTENCY_ERROR"
+    recovery = "terminal"
+
+    def __init__(
+        self,
+        operation: str,
+        errors: list[Any] | None = None,
+        *,
+        message: str = "the call was refused",
+        suggestion: str = "",
+        retry_after: int | None = None,
+        recovery: str | None = None,
+    ) -> None:
+        self.operation = operation
+        self.message = message
+        self.suggestion = suggestion
+        self.retry_after = retry_after
+        if recovery is not None:
+            self.recovery = recovery
+        if errors is None:
+            error: dict[str, Any] = {
+                "code": self.code,
+                "message": message,
+                "recovery": self.recovery,
+            }
+            if retry_after is not None:
+                error["retry_after"] = retry_after
+            errors = [error]
+        self.errors = errors
+        self.error_codes = [self.code]
+        super().__init__(f"{operation}: {message}" + (f". {suggestion}" if suggestion else ""))
+
+
+class IdempotencyConflictError(IdempotencyError):
+    """The key was used before with another payload."""
+
+    code = "IDEMPOTENCY_CONFLICT"
+    recovery = "correctable"
+
+    def __init__(
+        self, operation: str, errors: list[Any] | None = None, *, recovery: str | None = None
+    ) -> None:
+        super().__init__(
+            operation,
+            errors,
+            message="idempotency_key reused with a different payload",
+            suggestion="Resend the exact first payload, or use a fresh key for a new request",
+            recovery=recovery,
+        )
+
+
+class IdempotencyInFlightError(IdempotencyError):
+    """The same call is running right now; ask again after ``retry_after`` seconds."""
+
+    code = "IDEMPOTENCY_IN_FLIGHT"
+    recovery = "transient"
+    retryable = True
+
+    def __init__(self, operation: str, retry_after: int) -> None:
+        super().__init__(
+            operation,
+            message="a call with this idempotency_key is still running",
+            suggestion=f"Retry with the same key and payload in {retry_after} s",
+            retry_after=retry_after,
+        )
+
+
+class IdempotencyExpiredError(IdempotencyError):
+    """The key was used so long ago that its answer is gone; running it again is not safe."""
+
+    code = "IDEMPOTENCY_EXPIRED"
+    recovery = "correctable"
+
+    def __init__(self, operation: str, *, recovery: str | None = None) -> None:
+        super().__init__(
+            operation,
+            message="this idempotency_key was used before and its replay window is over",
+            suggestion="Check whether the first call took effect, then use a fresh key",
+            recovery=recovery,
+        )
+
+
+class IdempotencyScopeError(IdempotencyError):
+    """A key came without an authenticated caller, so it can't be scoped to one."""
+
+    code = "INVALID_REQUEST"
+    recovery = "correctable"
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            operation,
+            message="idempotency_key requires an authenticated caller",
+            suggestion="Set context.caller_identity from the verified credentials",
+        )
+
+
+class IdempotencyRateLimitedError(IdempotencyError):
+    """Too many new keys from one caller."""
+
+    code = "RATE_LIMITED"
+    recovery = "transient"
+    retryable = True
+
+    def __init__(self, operation: str, retry_after: int) -> None:
+        super().__init__(
+            operation,
+            message="too many new idempotency keys from this caller",
+            suggestion=f"Slow down and retry with the same key in {retry_after} s",
+            retry_after=retry_after,
+        )
+
+
+class StoreError(OncekeyError):
+    """The store could not do what it was asked. Nothing it acknowledged before is lost."""
+
+    code = "STORE_ERROR"
+
+
+class StoreConfigError(StoreError, ValueError):
+    """A URL, option or schema that the store can't work with."""
+
+    code = "STORE_CONFIG"
+
+
+class StoreUnavailableError(StoreError):
+    """The store can't be reached or is too busy right now."""
+
+    code = "STORE_UNAVAILABLE"
+    retryable = True
+
+
+class StoreFullError(StoreError):
+    """No room for another record: the memory bound, or the disk."""
+
+    code = "STORE_FULL"
+    retryable = True
+
+
+class StoreReadOnlyError(StoreError):
+    """The store may be read but not written."""
+
+    code = "STORE_READ_ONLY"
+
+
+class StoreCorruptError(StoreError):
+    """What the store read back is damaged, or is not a store."""
+
+    code = "STORE_CORRUPT"
+
+
+class StoreClosedError(StoreError):
+    """The store was closed before this call."""
+
+    code = "STORE_CLOSED"

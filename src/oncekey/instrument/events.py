@@ -1,0 +1,137 @@
+"""One stream of frozen events. Free when nobody listens: an ``if`` on an empty tuple.
+
+Events hold no secrets: at most eight characters of a key, and a hash of its scope.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+
+from oncekey.models import Key
+
+__all__ = ["Event", "EventKind", "Subscription", "emit", "listening", "subscribe"]
+
+logger = logging.getLogger("oncekey")
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    FIRST = "first"  # a claim was won on a key that nobody held
+    REPLAY = "replay"  # a stored answer, or "already handled", was given back
+    IN_FLIGHT = "in_flight"  # a duplicate was told that the first call still runs
+    WAITED = "waited"  # a duplicate waited for the first call
+    TAKEOVER = "takeover"  # a claim was won from an owner whose lease ran out
+    FENCED = "fenced"  # an owner came too late: its claim was somebody else's
+    CONFLICT = "conflict"  # the key was used with another payload
+    EXPIRED = "expired"  # the key was used so long ago that its answer is gone
+    COMPLETED = "completed"  # an outcome was recorded
+    RELEASED = "released"  # a failed call gave its key back
+    SWEPT = "swept"  # records past their time were removed
+    STORE_ERROR = "store_error"  # the store failed
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        kind: What.
+        operation: The guarded function or the store method.
+        scope: A hash of the key's scope.
+        key: At most the first eight characters of the key.
+        duration: Seconds that it took: a claim, a handler with its completion, or a wait.
+        fence: The fence of the claim, where there is one.
+        attempts: How many claims of this key were won so far.
+        count: How many records, for ``swept``.
+        error: The error's class name, for ``store_error`` and ``released``.
+    """
+
+    kind: EventKind
+    operation: str = ""
+    scope: str = ""
+    key: str = ""
+    duration: float = 0.0
+    fence: int = 0
+    attempts: int = 0
+    count: int = 0
+    error: str = ""
+
+
+Listener = Callable[[Event], None]
+
+_listeners: tuple[Listener, ...] = ()
+_change = threading.Lock()
+
+
+def listening() -> bool:
+    """Whether anybody listens: callers build an event only then."""
+    return bool(_listeners)
+
+
+def emit(
+    kind: EventKind,
+    key: Key | None = None,
+    operation: str = "",
+    *,
+    duration: float = 0.0,
+    fence: int = 0,
+    attempts: int = 0,
+    count: int = 0,
+    error: str = "",
+) -> None:
+    """Tell every listener. A listener that raises is logged and never breaks the work."""
+    listeners = _listeners
+    if not listeners:
+        return
+    scope, shown = (key.scope.hash, key.shown) if key is not None else ("", "")
+    event = Event(kind, operation, scope, shown, duration, fence, attempts, count, error)
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("an event listener failed on a %r event", kind.value)
+
+
+class Subscription:
+    """A listener's place in the stream; leave the ``with`` block or call ``close`` to end it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def close(self) -> None:
+        """Stop listening. Closing twice does nothing."""
+        global _listeners
+        with _change:
+            _listeners = tuple(item for item in _listeners if item is not self._listener)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def subscribe(listener: Listener) -> Subscription:
+    """Call ``listener`` with every event of this process, until the subscription is closed.
+
+    Example:
+        >>> from oncekey.instrument import subscribe
+        >>> seen = []
+        >>> with subscribe(seen.append):
+        ...     pass
+    """
+    global _listeners
+    with _change:
+        _listeners = (*_listeners, listener)
+    return Subscription(listener)

@@ -1,0 +1,48 @@
+"""Events as log lines: at most eight characters of a key, and a hash of the scope."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from oncekey.instrument.events import Event, EventKind, Subscription, subscribe
+
+__all__ = ["log_events"]
+
+LEVELS: Final[dict[EventKind, int]] = {
+    EventKind.TAKEOVER: logging.WARNING,
+    EventKind.FENCED: logging.WARNING,
+    EventKind.STORE_ERROR: logging.ERROR,
+    EventKind.CONFLICT: logging.INFO,
+    EventKind.EXPIRED: logging.INFO,
+    EventKind.RELEASED: logging.INFO,
+}
+
+
+def log_events(logger: logging.Logger | None = None) -> Subscription:
+    """Write every event to ``logger`` (default: ``oncekey.events``) until the result is closed.
+
+    Takeovers and fenced owners are warnings, store errors are errors, the rest is debug or info.
+    The fields also stand on the record as ``record.oncekey``, for structured log handlers.
+    """
+    target = logger if logger is not None else logging.getLogger("oncekey.events")
+
+    def write(event: Event) -> None:
+        level = LEVELS.get(event.kind, logging.DEBUG)
+        if not target.isEnabledFor(level):
+            return
+        details = {
+            "kind": event.kind.value,
+            "operation": event.operation,
+            "scope": event.scope,
+            "key": event.key,
+            "duration_ms": round(event.duration * 1000, 3),
+            "fence": event.fence,
+            "attempts": event.attempts,
+            "count": event.count,
+            "error": event.error,
+        }
+        shown = " ".join(f"{name}={value}" for name, value in details.items() if value)
+        target.log(level, "%s", shown, extra={"oncekey": details})
+
+    return subscribe(write)

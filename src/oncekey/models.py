@@ -1,0 +1,210 @@
+"""The values that pass between the engine and the stores. Nothing here does I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+from oncekey.errors import InvalidKeyError
+
+__all__ = [
+    "MAX_KEY_LENGTH",
+    "CachedResponse",
+    "ClaimReply",
+    "Key",
+    "Record",
+    "Scope",
+    "State",
+    "Terms",
+    "Verdict",
+    "check_text",
+]
+
+MAX_KEY_LENGTH = 1024
+"""The longest key, sender or scope part, in characters. Hash longer ids before you pass them."""
+
+
+def check_text(value: str, what: str, limit: int = MAX_KEY_LENGTH) -> str:
+    """Return ``value`` if it can be part of a key.
+
+    Raises:
+        InvalidKeyError: It is not a string, is empty or too long, holds a NUL, or is not
+            valid Unicode.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidKeyError(f"{what} must be a non-empty string")
+    if len(value) > limit:
+        raise InvalidKeyError(
+            f"{what} has {len(value)} characters, at most {limit} are allowed: "
+            "pass a digest of it instead"
+        )
+    if "\0" in value:
+        raise InvalidKeyError(f"{what} holds a NUL character: remove it or pass a digest")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidKeyError(
+                f"{what} holds half of a surrogate pair, which is not valid Unicode: "
+                "decode it properly or pass a digest"
+            ) from None
+    return value
+
+
+class State(IntEnum):
+    """What a stored record can be. The numbers are what the stores write."""
+
+    PENDING = 0
+    COMPLETED = 1
+    RELEASED = 2
+
+
+class Verdict(StrEnum):
+    """How a store answers a claim."""
+
+    WON = "won"
+    REPLAY = "replay"
+    IN_FLIGHT = "in_flight"
+    CONFLICT = "conflict"
+    EXPIRED = "expired"
+
+
+class Scope:
+    """Who a key belongs to: a kind of use, then the parts that name the owner.
+
+    Parts are joined with their lengths, never with a separator, so that no two different
+    lists of parts can ever name the same scope.
+
+    Attributes:
+        kind: ``request``, ``webhook`` or ``once``.
+        label: A readable form for a scope column. Labels that are long or hard to print are
+            replaced by their hash; the label never decides identity, the digest does.
+        prefix: The exact parts as bytes, from which digests are made.
+    """
+
+    __slots__ = ("kind", "label", "parts", "prefix")
+
+    def __init__(self, kind: str, *parts: str) -> None:
+        self.kind = kind
+        self.parts = parts
+        encoded = [part.encode() for part in (kind, *parts)]
+        self.prefix = b"%d" % len(encoded) + b"".join(b":%d:%b" % (len(p), p) for p in encoded)
+        label = ":".join((kind, *parts))
+        if len(label) > 200 or not label.isprintable() or label.startswith("sha256:"):
+            label = "sha256:" + hashlib.sha256(self.prefix).hexdigest()
+        self.label = label
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scope) and other.prefix == self.prefix
+
+    def __hash__(self) -> int:
+        return hash(self.prefix)
+
+    def __repr__(self) -> str:
+        return f"Scope({self.hash!r})"
+
+    @property
+    def hash(self) -> str:
+        """Twelve hex digits that stand for the scope in logs and events."""
+        return hashlib.sha256(self.prefix).hexdigest()[:12]
+
+
+class Key:
+    """One idempotency key in its scope. What is stored is its digest, never the name."""
+
+    __slots__ = ("_digest", "name", "scope")
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self.scope = scope
+        self.name = name
+        self._digest: bytes | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over the length-prefixed scope and the name: 32 bytes, computed once."""
+        digest = self._digest
+        if digest is None:
+            digest = hashlib.sha256(self.scope.prefix + b"|" + self.name.encode()).digest()
+            self._digest = digest
+        return digest
+
+    @property
+    def shown(self) -> str:
+        """The first characters of the name, few enough to log."""
+        return self.name[:8]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.name == self.name and other.scope == self.scope
+
+    def __hash__(self) -> int:
+        return hash((self.scope, self.name))
+
+    def __repr__(self) -> str:
+        return f"Key({self.scope.hash!r}, {self.shown + '…'!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The durations of one policy, in whole milliseconds, as stores need them.
+
+    Attributes:
+        lease_ms: How long a claim holds without being renewed.
+        ttl_ms: How long a record counts: from completion, or with ``sticky`` from the first claim.
+        skew_ms: How far past its end a completed record still replays.
+        remember_ms: How long an expired key is remembered as expired. 0: not at all.
+        sticky: The first payload stays bound to the key after a release, and the time to live
+            runs from the first claim.
+    """
+
+    lease_ms: int
+    ttl_ms: int
+    skew_ms: int = 0
+    remember_ms: int = 0
+    sticky: bool = False
+
+
+class Record(NamedTuple):
+    """Everything a store keeps of one key. Times are milliseconds on the store's clock."""
+
+    state: State
+    owner: bytes
+    fence: int
+    fingerprint: bytes
+    lease_until: int
+    expires_at: int
+    purge_at: int
+    attempts: int
+    answer: bytes | None
+
+
+class ClaimReply(NamedTuple):
+    """A store's answer to a claim.
+
+    ``fence`` is this claim's own when it was won, else the holder's. ``lease_ms`` is what is
+    left of the holder's lease. ``attempts`` counts claims won. ``answer`` is there on a replay.
+    ``takeover``: the claim was won from an owner whose lease had run out.
+    """
+
+    verdict: Verdict
+    fence: int
+    lease_ms: int
+    attempts: int
+    answer: bytes | None
+    takeover: bool = False
+
+
+@dataclass(frozen=True)
+class CachedResponse:
+    """A stored answer as ``get`` and ``put`` of a backend see it.
+
+    Attributes:
+        payload_hash: The fingerprint of the request that was answered.
+        response: The answer.
+        expires_at_epoch: When it stops being replayed, in seconds since 1970.
+    """
+
+    payload_hash: str
+    response: dict[str, Any]
+    expires_at_epoch: float

@@ -1,0 +1,82 @@
+"""Options of a guard. Durations become whole milliseconds here, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+
+from oncekey.errors import PolicyError
+from oncekey.models import Terms
+
+__all__ = ["Duration", "Policy", "milliseconds"]
+
+Duration = int | float | timedelta
+"""Seconds as a number, or a ``timedelta``."""
+
+DAY = 86_400
+
+
+def milliseconds(value: Duration, name: str, *, least: int = 0) -> int:
+    """Turn seconds or a ``timedelta`` into whole milliseconds.
+
+    Raises:
+        PolicyError: It is not a duration, or is shorter than ``least`` milliseconds.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not isfinite(seconds):
+        raise PolicyError(f"{name} must be seconds or a timedelta, got {value!r}")
+    result = round(seconds * 1000)
+    if result < least:
+        raise PolicyError(f"{name} must be at least {least / 1000:g} s, got {seconds:g} s")
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How long things last and what a duplicate gets.
+
+    Attributes:
+        ttl: How long an answer is replayed.
+        lease: How long a claim outlives a worker that died. A live worker renews it every
+            third of this.
+        wait: How long a duplicate waits for the first call's answer. 0: it is told at once
+            that the call is in flight.
+        max_run: How long a live worker may keep renewing. ``None``: as long as it lives.
+        max_answer_bytes: Larger answers are not kept: the work still counts as done.
+        skew: How far past its end an answer still replays.
+        remember_expired: How long an expired key is refused as expired before it is forgotten.
+            0: an expired key is a fresh one.
+        retry_safe: The handler may be run again after it was cancelled halfway. Off, a
+            cancelled call keeps its claim until the lease ends, as its outcome is unknown.
+        sticky: The first payload stays bound to a key after a failure, and ``ttl`` runs from
+            the first claim.
+    """
+
+    ttl: Duration = DAY
+    lease: Duration = 30
+    wait: Duration = 60
+    max_run: Duration | None = None
+    max_answer_bytes: int = 1_048_576
+    skew: Duration = 0
+    remember_expired: Duration = 0
+    retry_safe: bool = False
+    sticky: bool = False
+
+    def __post_init__(self) -> None:
+        self.terms()
+        milliseconds(self.wait, "wait")
+        if self.max_run is not None:
+            milliseconds(self.max_run, "max_run", least=1)
+        if self.max_answer_bytes < 0:
+            raise PolicyError(f"max_answer_bytes can't be negative, got {self.max_answer_bytes}")
+
+    def terms(self) -> Terms:
+        """The part of the policy that stores see."""
+        return Terms(
+            lease_ms=milliseconds(self.lease, "lease", least=20),
+            ttl_ms=milliseconds(self.ttl, "ttl", least=1),
+            skew_ms=milliseconds(self.skew, "skew"),
+            remember_ms=milliseconds(self.remember_expired, "remember_expired"),
+            sticky=self.sticky,
+        )

@@ -1,0 +1,1 @@
+"""One file a backend; ``oncekey.connect`` finds it by the URL's scheme."""

@@ -1,0 +1,219 @@
+"""Three ways to share a commit: between threads, through a writer thread, once a loop's tick.
+
+A commit waits for the disk. Whoever comes while one is under way is taken along by the next, so
+that throughput rises with load and a lone caller never waits for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.errors import StoreClosedError, StoreUnavailableError
+from oncekey.stores._fork import reset_after_fork
+from oncekey.stores._sqlite_db import Database, Job
+
+__all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]
+
+MAX_BATCH = 512
+
+
+class ThreadsCommit:
+    """For threads: the first to come leads, those who come meanwhile follow in its next commit.
+
+    The caller's own thread does the work: no thread of our own, nothing to start after a fork.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()
+        self._queue: list[Job] = []
+        self._leading = False
+
+    def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run ``method`` in the next transaction; returns when it is durable."""
+        job = Job(method, args)
+        with self._mutex:
+            self._queue.append(job)
+            follows = self._leading
+            if follows:
+                job.gate = threading.Lock()
+                job.gate.acquire()
+            self._leading = True
+        if follows:
+            try:
+                job.gate.acquire()
+            except BaseException:
+                # Interrupted while waiting (Ctrl-C): if the lead was just handed over, pass it on.
+                with self._mutex:
+                    promoted = job.promoted
+                if promoted:
+                    self._lead(job)
+                raise
+            if job.done:
+                return job.outcome()
+        self._lead(job)
+        return job.outcome()
+
+    def _lead(self, own: Job) -> None:
+        with self._mutex:
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+        try:
+            self._database.commit(batch)
+        except BaseException:
+            for job in batch:
+                if job is not own and job.error is None:
+                    job.error = StoreUnavailableError(
+                        "the thread that was committing this change was interrupted: try again"
+                    )
+            raise
+        finally:
+            with self._mutex:
+                heir = self._queue[0] if self._queue else None
+                if heir is None:
+                    self._leading = False
+                else:
+                    heir.promoted = True
+            for job in batch:
+                if job is not own:
+                    job.done = True
+                    job.gate.release()
+            if heir is not None:
+                heir.gate.release()
+
+
+class WriterCommit:
+    """For event loops: one thread writes, so that no loop waits for the disk."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    async def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run ``method`` in the next transaction; returns when it is durable."""
+        if self._thread is None:
+            self._start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.put((Job(method, args), loop, future))
+        return await future
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_write_forever,
+                    args=(self._queue, self._database),
+                    name="oncekey-sqlite-writer",
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def __del__(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+
+    async def aclose(self) -> None:
+        """Let the thread finish what is queued, and end it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+
+
+def _write_forever(jobs: queue.SimpleQueue[Any], database: Database) -> None:
+    """The writer thread: take all that waits, commit it, wake each loop once. Ends on ``None``."""
+    while True:
+        item = jobs.get()
+        batch = []
+        while item is not None:
+            batch.append(item)
+            if len(batch) == MAX_BATCH:
+                break
+            try:
+                item = jobs.get_nowait()
+            except queue.Empty:
+                break
+        if batch:
+            try:
+                database.commit([job for job, _, _ in batch])
+            except BaseException as error:  # noqa: BLE001 - nobody may be left waiting
+                for job, _, _ in batch:
+                    job.error = job.error or error
+            by_loop: dict[asyncio.AbstractEventLoop, list[Any]] = {}
+            for entry in batch:
+                by_loop.setdefault(entry[1], []).append(entry)
+            for loop, entries in by_loop.items():
+                try:
+                    loop.call_soon_threadsafe(_resolve, entries)
+                except RuntimeError:
+                    pass  # that loop is closed: nobody waits there any more
+        if item is None:
+            return
+
+
+def _resolve(entries: list[Any]) -> None:
+    for job, _, future in entries:
+        if future.done():
+            continue
+        if job.error is not None:
+            future.set_exception(job.error)
+        else:
+            future.set_result(job.result)
+
+
+class TickCommit:
+    """For event loops that may wait for the disk: all calls of one tick share a commit, in place.
+
+    Faster than a thread, but the loop stands still during each commit.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._waiting: dict[asyncio.AbstractEventLoop, list[Any]] = {}
+        self._closed = False
+
+    async def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run ``method`` in this tick's transaction; returns when it is durable."""
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        entry = (Job(method, args), loop, future)
+        entries = self._waiting.get(loop)
+        if entries is None:
+            self._waiting[loop] = [entry]
+            loop.call_soon(self._flush, loop)
+        else:
+            entries.append(entry)
+        return await future
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        entries = self._waiting.pop(loop)
+        try:
+            self._database.commit([job for job, _, _ in entries])
+        except BaseException as error:  # noqa: BLE001 - nobody may be left waiting
+            for job, _, _ in entries:
+                job.error = job.error or error
+        _resolve(entries)
+
+    async def aclose(self) -> None:
+        """Refuse further calls."""
+        self._closed = True

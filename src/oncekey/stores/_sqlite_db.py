@@ -1,0 +1,419 @@
+"""One SQLite file: connections, schema, transactions, sweeping, and errors with names.
+
+Knows records and the transition tables; knows nothing of threads or event loops beyond its locks.
+How callers share a commit is in ``_sqlite_commit.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from oncekey._core import transitions
+from oncekey._core.transitions import Event
+from oncekey.abc import Clock
+from oncekey.errors import (
+    StoreClosedError,
+    StoreConfigError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from oncekey.instrument.events import EventKind, emit
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.stores._fork import keep_forever, reset_after_fork
+from oncekey.stores._waiters import Waiters
+from oncekey.stores.sql import load_migrations, load_statements
+
+__all__ = ["Database", "Job"]
+
+SQL: Final = load_statements("sqlite.sql")
+MIGRATIONS: Final = load_migrations("sqlite_migrations")
+SWEEP_EVERY: Final = 64  # writes between two looks for expired records
+SWEEP_ROWS: Final = 256  # rows a look passes over: four for each write, so that garbage stays small
+GRACE_MS: Final = 60_000
+
+_STATES: Final = tuple(State)
+_READ, _INSERT, _UPDATE = SQL["read"], SQL["insert"], SQL["update"]
+
+
+class Job:
+    """One change that waits for its transaction; the commit fills in ``result`` or ``error``."""
+
+    __slots__ = ("args", "done", "error", "gate", "method", "promoted", "result")
+
+    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.method = method
+        self.args = args
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.promoted = False
+        self.gate: Any = None
+
+    def outcome(self) -> Any:
+        """The result, or raise what went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Database:
+    """A database file in WAL mode, with one connection that writes and one that reads.
+
+    Every change is a static method that takes the connection first: it runs on ours inside a
+    shared commit, or on the caller's inside the caller's own transaction.
+    """
+
+    def __init__(self, path: str, *, durability: str, busy_timeout: float, clock: Clock) -> None:
+        if not path or path == ":memory:":
+            raise StoreConfigError(
+                "a SQLite store needs a file, as in sqlite:///oncekey.db; for records that may "
+                "vanish with the process use memory://"
+            )
+        if durability not in ("full", "normal"):
+            raise StoreConfigError(
+                f"durability must be 'full' (an acknowledged answer survives power loss) or "
+                f"'normal' (it survives a crash of the process), got {durability!r}"
+            )
+        self.path = os.path.abspath(path)
+        self.durability = durability
+        self.busy_timeout = busy_timeout
+        self.closed = False
+        self.clocks: list[Clock] = [clock]
+        self._sweep_from = b""
+        self._writes = 0
+        self._reset()
+        self.writer()  # open now, so that a bad path or file fails here and not at the first call
+        reset_after_fork(self)
+
+    def _reset(self) -> None:
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self.write_lock = threading.RLock()
+        self.read_lock = threading.Lock()
+        self.waiters = Waiters()
+
+    def after_fork(self) -> None:
+        """Forget the parent's connections, without closing them: that would drop its locks."""
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                keep_forever(connection)
+        self._reset()
+
+    # Connections
+
+    def _open(self) -> sqlite3.Connection:
+        if self.closed:
+            raise StoreClosedError(f"the store on {self.path} is closed: connect again")
+        connection = sqlite3.connect(
+            self.path, timeout=5.0, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous=" + self.durability.upper())
+        return connection
+
+    def writer(self) -> sqlite3.Connection:
+        """The connection that writes. Hold ``write_lock`` while it is used."""
+        connection = self._writer
+        if connection is None or self.closed:
+            with self.write_lock:
+                connection = self._writer
+                if connection is None or self.closed:
+                    connection = self._prepare()
+                    self._writer = connection
+        return connection
+
+    def reader(self) -> sqlite3.Connection:
+        """The connection that reads, beside whatever is being written. Hold ``read_lock``."""
+        connection = self._reader
+        if connection is None or self.closed:
+            self.writer()
+            connection = self._reader = self._open()
+        return connection
+
+    def _prepare(self) -> sqlite3.Connection:
+        try:
+            connection = self._open()
+        except sqlite3.Error as error:
+            raise self.named(error) from error
+        try:
+            mode = self._patiently(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone())
+            if mode[0] != "wal":
+                raise StoreConfigError(
+                    f"{self.path} can't be put in WAL mode (it says {mode[0]!r}): use a local disk "
+                    "that you may write to, not a network share"
+                )
+            self._migrate(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self.named(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        newest = MIGRATIONS[-1][0]
+        found = 0
+        if connection.execute(SQL["has_versions"]).fetchone():
+            found = connection.execute(SQL["version"]).fetchone()[0]
+        if found < newest:
+            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            try:
+                connection.execute(SQL["create_versions"])
+                found = connection.execute(SQL["version"]).fetchone()[0]
+                for version, script in MIGRATIONS:
+                    if version > found:
+                        for statement in script.split(";\n"):
+                            if statement.strip():
+                                connection.execute(statement)
+                        connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        elif found > newest:
+            raise StoreConfigError(
+                f"{self.path} has schema version {found}, this oncekey knows {newest}: upgrade "
+                "oncekey, or use another file"
+            )
+        have = {row[0] for row in connection.execute(SQL["columns"])}
+        missing = {"key", "answer", *Record._fields} - have
+        if missing:
+            raise StoreConfigError(
+                f"the table oncekey_records in {self.path} lacks {', '.join(sorted(missing))}: "
+                "restore it from a backup, or use another file"
+            )
+
+    def _patiently(self, action: Callable[[], Any]) -> Any:
+        """Do ``action``, again and again while another process holds the file."""
+        deadline = time.monotonic() + self.busy_timeout
+        while True:
+            try:
+                return action()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (
+                    sqlite3.SQLITE_BUSY,
+                    sqlite3.SQLITE_LOCKED,
+                ):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.001)
+
+    def __del__(self) -> None:
+        if not self.closed and hasattr(self, "write_lock"):
+            self.close()
+
+    def close(self) -> None:
+        """Close both connections. Closing twice does nothing."""
+        with self.write_lock, self.read_lock:
+            self.closed = True
+            for connection in (self._writer, self._reader):
+                if connection is not None:
+                    connection.close()
+            self._writer = self._reader = None
+
+    def named(self, error: sqlite3.Error) -> StoreError:
+        """The error with a name, a reason and a fix. Decided by code, never by text."""
+        code = getattr(error, "sqlite_errorcode", -1) & 0xFF
+        path = self.path
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreUnavailableError(
+                f"{path} was locked by another process for {self.busy_timeout:g} s: look for a "
+                "transaction that is held open, or raise busy_timeout"
+            )
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return StoreReadOnlyError(
+                f"{path} can't be written: give this user write permission to the file and its "
+                "directory (WAL mode makes files beside it)"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreCorruptError(
+                f"{path} is damaged or is not a SQLite database: nothing was changed. Restore it "
+                "from a backup or try 'sqlite3 FILE .recover', and meanwhile use another file"
+            )
+        if code == sqlite3.SQLITE_FULL:
+            return StoreFullError(
+                f"no room to write to {path}: free disk space. Nothing acknowledged is lost"
+            )
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return StoreConfigError(
+                f"{path} can't be opened: make sure that its directory exists and may be written"
+            )
+        if isinstance(error, sqlite3.ProgrammingError) and self.closed:
+            return StoreClosedError(f"the store on {path} is closed: connect again")
+        return StoreError(f"SQLite failed on {path}: {error}. Check the disk and the system's log")
+
+    # Transactions
+
+    def commit(self, jobs: Sequence[Job]) -> None:
+        """Run ``jobs`` in one durable transaction. All of them hold after it, or none."""
+        try:
+            with self.write_lock:
+                self._commit(jobs)
+        except StoreError as error:
+            self._fail(jobs, error, None)
+        except Exception as error:
+            named = self.named(error) if isinstance(error, sqlite3.Error) else None
+            if len(jobs) > 1 and not isinstance(named, StoreUnavailableError):
+                for job in jobs:  # one bad change must not take its neighbours down
+                    self.commit([job])
+            elif named is not None:
+                self._fail(jobs, named, error)
+            else:
+                raise
+
+    def _commit(self, jobs: Sequence[Job]) -> None:
+        connection = self.writer()
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        try:
+            for job in jobs:
+                job.result = job.method(connection, *job.args)
+            self._writes += len(jobs)
+            if self._writes >= SWEEP_EVERY:
+                self._writes = 0
+                # Views of this file may run on other clocks: the one furthest behind decides.
+                cutoff = int(min(clock() for clock in self.clocks) * 1000) - GRACE_MS
+                _, self._sweep_from = self.sweep_step(connection, cutoff, self._sweep_from)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @staticmethod
+    def _fail(jobs: Sequence[Job], error: StoreError, cause: BaseException | None) -> None:
+        emit(EventKind.STORE_ERROR, operation="commit", error=type(error).__name__)
+        for job in jobs:
+            job.error = type(error)(*error.args)
+            job.error.__cause__ = cause
+
+    # Reading
+
+    def read(self, digest: bytes) -> Record | None:
+        """The record of a key, without taking the write lock."""
+        try:
+            with self.read_lock:
+                row = self.reader().execute(_READ, (digest,)).fetchone()
+        except sqlite3.Error as error:
+            raise self.named(error) from error
+        return None if row is None else Record(_STATES[row[0]], *row[1:])
+
+    def peek(
+        self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
+    ) -> ClaimReply | None:
+        """A claim's answer if nothing needs to be written for it, else ``None``."""
+        record = self.read(key.digest)
+        if record is None:
+            return None
+        reply, change = transitions.claim(record, owner, fingerprint, terms, now_us)
+        return None if change is not None or reply.verdict is Verdict.WON else reply
+
+    def settled(self, digest: bytes) -> bool:
+        """Whether there is nothing to wait for."""
+        record = self.read(digest)
+        return record is None or record.state is not State.PENDING
+
+    # Changes, each inside a transaction that holds the write lock
+
+    @staticmethod
+    def load(connection: sqlite3.Connection, digest: bytes) -> Record | None:
+        """The record as this transaction sees it."""
+        row = connection.execute(_READ, (digest,)).fetchone()
+        return None if row is None else Record(_STATES[row[0]], *row[1:])
+
+    @staticmethod
+    def claim(
+        connection: sqlite3.Connection,
+        key: Key,
+        owner: bytes,
+        fingerprint: bytes,
+        terms: Terms,
+        clock: Clock,
+    ) -> ClaimReply:
+        """Claim a key: most are new, so the insert is tried before anything is read."""
+        digest = key.digest
+        now_us = int(clock() * 1_000_000)  # read now that the lock is held, however long that took
+        reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+        if connection.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:  # type: ignore[misc]
+            return reply
+        found = Database.load(connection, digest)
+        reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
+        if record is not None:
+            connection.execute(_UPDATE, (*record, digest))
+        return reply
+
+    @staticmethod
+    def settle(
+        connection: sqlite3.Connection,
+        digest: bytes,
+        event: Event,
+        owner: bytes,
+        fence: int | None,
+        terms: Terms,
+        clock: Clock,
+        answer: bytes | None = None,
+    ) -> bool:
+        """Complete, renew or release a claim."""
+        now = int(clock() * 1000)
+        found = Database.load(connection, digest)
+        held, record = transitions.settle(found, event, owner, fence, terms, now, answer)
+        if record is not None:
+            connection.execute(_UPDATE, (*record, digest))
+        return held
+
+    @staticmethod
+    def mark(connection: sqlite3.Connection, key: Key, terms: Terms, clock: Clock) -> bool:
+        """First-seen: one insert for a new key."""
+        digest = key.digest
+        now_us = int(clock() * 1_000_000)
+        expires_at = now_us // 1000 + terms.ttl_ms
+        values = (digest, key.scope.label, 1, b"", now_us, b"", 0, expires_at, expires_at, 1, None)
+        if connection.execute(_INSERT, values).rowcount:
+            return True
+        record = transitions.mark(Database.load(connection, digest), terms, now_us)
+        if record is None:
+            return False
+        connection.execute(_UPDATE, (*record, digest))
+        return True
+
+    @staticmethod
+    def write(connection: sqlite3.Connection, key: Key, record: Record) -> None:
+        """Put a record over whatever is there; its fence still rises."""
+        digest = key.digest
+        if connection.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:
+            return
+        old = Database.load(connection, digest)
+        if old is not None:
+            record = record._replace(fence=max(old.fence + 1, record.fence))
+        connection.execute(_UPDATE, (*record, digest))
+
+    @staticmethod
+    def clear(connection: sqlite3.Connection) -> None:
+        """Remove every record."""
+        connection.execute(SQL["clear"])
+
+    @staticmethod
+    def sweep_step(connection: sqlite3.Connection, cutoff: int, start: bytes) -> tuple[int, bytes]:
+        """Pass over the next few rows in key order and remove those past their time.
+
+        Walking the table needs no index on the expiry, so that inserts stay cheap, and a step
+        takes the same time however many rows there are.
+
+        Returns:
+            How many were removed, and where the next step starts (empty: at the beginning).
+        """
+        rows = connection.execute(SQL["sweep_look"], (start, SWEEP_ROWS)).fetchall()
+        dead = [(key, cutoff) for key, purge_at in rows if purge_at <= cutoff]
+        if dead:
+            connection.executemany(SQL["sweep_delete"], dead)
+            emit(EventKind.SWEPT, operation="sweep", count=len(dead))
+        return len(dead), (rows[-1][0] if len(rows) == SWEEP_ROWS else b"")

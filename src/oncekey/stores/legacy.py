@@ -1,0 +1,201 @@
+"""A third party's ``get``/``put`` backend as a store: replays from it, claims in this process.
+
+Such a backend can't claim. Concurrent duplicates are held apart by a table in memory, so only
+within one process; after a crash there is nothing that says work was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from typing import Any
+
+from oncekey._core.codec import decode_json, encode_json
+from oncekey._core.flows import new_owner
+from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend
+from oncekey.errors import BackendMismatchError, StoreError
+from oncekey.models import CachedResponse, ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.stores.memory import MemoryStore
+
+__all__ = ["LegacyStore", "as_async_store", "join_scope"]
+
+_SEPARATOR, _ESCAPE = "\x1e", "\x1f"
+_LEASE = Terms(lease_ms=60_000, ttl_ms=60_000)
+
+
+def join_scope(*parts: str) -> str:
+    """One string for a list of parts, different for every different list.
+
+    A single ordinary part stays as it is; ordinary parts are joined with U+001E.
+    """
+    return _SEPARATOR.join(
+        part.replace(_ESCAPE, _ESCAPE + "1").replace(_SEPARATOR, _ESCAPE + "0") for part in parts
+    )
+
+
+def as_async_store(backend: object, user: str) -> AsyncStore:
+    """``backend`` as an async store; one with only ``get`` and ``put`` is wrapped, with a warning.
+
+    Raises:
+        BackendMismatchError: It is neither.
+    """
+    if isinstance(backend, AsyncStore):
+        return backend
+    is_legacy = isinstance(backend, IdempotencyBackend) or (
+        asyncio.iscoroutinefunction(getattr(backend, "get", None))
+        and asyncio.iscoroutinefunction(getattr(backend, "put", None))
+    )
+    if not is_legacy:
+        raise BackendMismatchError(
+            f"{user} needs an async backend, got {type(backend).__name__}: pass MemoryBackend(), "
+            "SQLiteBackend('file.db') or aconnect(url)"
+        )
+    warnings.warn(
+        f"{type(backend).__name__} has only get and put: concurrent duplicates are held apart "
+        "within this process only, not between processes, and a crash leaves no trace of work "
+        "that was under way. Subclass oncekey.AsyncStore too for the full guarantee.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return LegacyStore(backend)
+
+
+class LegacyStore(AsyncStore, ClockInjectable):
+    """Claims live in memory, answers in the backend."""
+
+    poll_seconds = 1.0
+
+    def __init__(self, backend: Any, clock: Clock = time.time) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._pending = MemoryStore(clock=clock)
+
+    def with_clock(self, clock: Clock) -> LegacyStore:
+        """The same claims and answers, seen by another clock."""
+        view = LegacyStore(self._backend, clock)
+        view._pending = self._pending.with_clock(clock)
+        return view
+
+    @staticmethod
+    def _address(key: Key) -> tuple[str, str]:
+        scope = key.scope
+        if scope.kind == "request":
+            return scope.parts[0], key.name
+        # Three parts, the first one empty: no request scope is made that way.
+        return join_scope("", f"{scope.kind}:{scope.parts[0]}", *scope.parts[1:]), key.name
+
+    async def _get(self, key: Key) -> CachedResponse | None:
+        found: CachedResponse | None = await self._backend.get(*self._address(key))
+        return found
+
+    async def _put(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        response = decode_json(answer) if answer[:1] == b"j" else None
+        if not isinstance(response, dict):
+            response = {"oncekey": answer.decode()}  # typed, omitted, or not an object
+        entry = CachedResponse(fingerprint.decode(), response, expires_at / 1000)
+        try:
+            await self._backend.put(*self._address(key), entry)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"{type(self._backend).__name__}.put failed: {error}. Check that backend"
+            ) from error
+
+    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """Claim in memory first, then look: whoever finished in between has put its answer."""
+        reply = self._pending.claim(key, owner, fingerprint, terms)
+        if reply.verdict is not Verdict.WON:
+            return reply
+        try:
+            entry = await self._get(key)
+        except BaseException:
+            self._pending.release(key, owner, reply.fence)
+            raise
+        if entry is None:
+            return reply
+        self._pending.release(key, owner, reply.fence)
+        same = entry.payload_hash.encode() == fingerprint or not fingerprint
+        response = entry.response
+        answer = (
+            response["oncekey"].encode()
+            if list(response) == ["oncekey"] and isinstance(response["oncekey"], str)
+            else b"j" + encode_json(response)
+        )
+        verdict = Verdict.REPLAY if same else Verdict.CONFLICT
+        return ClaimReply(verdict, reply.fence, 0, reply.attempts, answer if same else None)
+
+    async def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> bool:
+        """Put the answer, then let others look for it."""
+        record = self._pending.read(key)
+        if record is None or record.owner != owner or record.fence != fence:
+            return False
+        if record.state is State.RELEASED:
+            return True  # completed before; its reply was lost
+        expires_at = int(self._clock() * 1000) + terms.ttl_ms
+        await self._put(key, record.fingerprint, answer, expires_at)
+        return self._pending.release(key, owner, fence)
+
+    async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """See ``AsyncStore``."""
+        return self._pending.renew(key, owner, fence, terms)
+
+    async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
+        """See ``AsyncStore``."""
+        return self._pending.release(key, owner, fence)
+
+    async def first_seen(self, key: Key, terms: Terms) -> bool:
+        """See ``AsyncStore``; atomic in this process."""
+        owner = new_owner()
+        reply = await self.claim(key, owner, b"", _LEASE)
+        if reply.verdict is not Verdict.WON:
+            return False
+        try:
+            expires_at = int(self._clock() * 1000) + terms.ttl_ms
+            await self._put(key, b"first-seen", b"j{}", expires_at)
+        finally:
+            self._pending.release(key, owner, reply.fence)
+        return True
+
+    async def read(self, key: Key) -> Record | None:
+        """See ``AsyncStore``."""
+        entry = await self._get(key)
+        if entry is None:
+            return self._pending.read(key)
+        expires_at = round(entry.expires_at_epoch * 1000)
+        answer = b"j" + encode_json(entry.response)
+        return Record(
+            State.COMPLETED,
+            b"",
+            0,
+            entry.payload_hash.encode(),
+            0,
+            expires_at,
+            expires_at,
+            1,
+            answer,
+        )
+
+    async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        """See ``AsyncStore``."""
+        await self._put(key, fingerprint, answer, expires_at)
+
+    async def now(self) -> int:
+        """See ``AsyncStore``."""
+        return int(self._clock() * 1000)
+
+    async def wait(self, key: Key, seconds: float) -> None:
+        """See ``AsyncStore``."""
+        table = self._pending._table
+        await table.waiters.wait_async(table.name(key), seconds, lambda: table.settled(key))
+
+    async def clear(self) -> None:
+        """Forget the claims; the answers are the backend's."""
+        self._pending.clear()
+
+    async def aclose(self) -> None:
+        """Forget the claims. The backend was not opened here, and is not closed here."""
+        self._pending.close()

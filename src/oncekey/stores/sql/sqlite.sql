@@ -1,0 +1,39 @@
+-- name: create_versions
+CREATE TABLE IF NOT EXISTS oncekey_schema (version INTEGER NOT NULL PRIMARY KEY, applied_at INTEGER NOT NULL)
+
+-- name: has_versions
+SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'oncekey_schema'
+
+-- name: version
+SELECT coalesce(max(version), 0) FROM oncekey_schema
+
+-- name: add_version
+INSERT INTO oncekey_schema (version, applied_at) VALUES (?, ?)
+
+-- name: columns
+SELECT name FROM pragma_table_info('oncekey_records')
+
+-- name: read
+SELECT state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, answer
+FROM oncekey_records WHERE key = ?
+
+-- name: insert
+INSERT INTO oncekey_records
+    (key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, answer)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: update
+UPDATE oncekey_records
+SET state = ?, owner = ?, fence = ?, fingerprint = ?, lease_until = ?, expires_at = ?, purge_at = ?,
+    attempts = ?, answer = ?
+WHERE key = ?
+
+-- name: sweep_look
+SELECT key, purge_at FROM oncekey_records WHERE key > ? ORDER BY key LIMIT ?
+
+-- name: sweep_delete
+DELETE FROM oncekey_records WHERE key = ? AND purge_at <= ?
+
+-- name: clear
+DELETE FROM oncekey_records

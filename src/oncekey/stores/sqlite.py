@@ -1,0 +1,379 @@
+"""``sqlite:///file.db``: the embedded default. Durable, shared by the processes of one machine."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from typing import Any
+from urllib.parse import parse_qsl
+
+from oncekey._core import transitions
+from oncekey._core.transitions import Event
+from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Store, Sweepable
+from oncekey.errors import StoreConfigError
+from oncekey.models import ClaimReply, Key, Record, State, Terms
+from oncekey.stores._answers import Answers
+from oncekey.stores._sqlite_commit import ThreadsCommit, TickCommit, WriterCommit
+from oncekey.stores._sqlite_db import Database
+
+__all__ = ["SQLiteBackend", "SQLiteStore"]
+
+_NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
+
+
+def _written(fingerprint: bytes, answer: bytes, expires_at: int, now_us: int) -> Record:
+    return Record(State.COMPLETED, b"", now_us, fingerprint, 0, expires_at, expires_at, 1, answer)
+
+
+class SQLiteStore(Store, Sweepable, ClockInjectable):
+    """The synchronous SQLite store.
+
+    Promises: atomic for all threads and processes that open the file on one machine. With
+    ``durability="full"`` (the default) an acknowledged change survives kill -9 and power loss;
+    with ``"normal"`` a power loss may take the last changes, kill -9 does not. The file must lie
+    on a local disk: network file systems break SQLite's locks.
+
+    Threads that call at the same time share one commit. Works after a fork.
+
+    Args:
+        path: The database file. It may hold your own tables too.
+        durability: ``full`` or ``normal``.
+        busy_timeout: Seconds to wait for another process that holds the file.
+        clock: Seconds since 1970; inject one in tests.
+
+    Raises:
+        StoreConfigError: The file can't be opened, or was made by a newer oncekey.
+        StoreCorruptError: The file is not a SQLite database.
+        StoreReadOnlyError: The file or its directory can't be written.
+    """
+
+    poll_seconds = 0.25
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        busy_timeout: float = 60.0,
+        clock: Clock = time.time,
+    ) -> None:
+        self._database = Database(
+            os.fspath(path), durability=durability, busy_timeout=busy_timeout, clock=clock
+        )
+        self._commit = ThreadsCommit(self._database)
+        self._clock = clock
+
+    @property
+    def path(self) -> str:
+        """Where the database file is."""
+        return self._database.path
+
+    def with_clock(self, clock: Clock) -> SQLiteStore:
+        """The same file and connections, seen by another clock."""
+        view = object.__new__(type(self))
+        view._database = self._database
+        view._commit = self._commit
+        view._database.clocks.append(clock)
+        view._clock = clock
+        return view
+
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """See ``Store``. A replay reads and writes nothing."""
+        database = self._database
+        now_us = int(self._clock() * 1_000_000)
+        reply = database.peek(key, owner, fingerprint, terms, now_us)
+        if reply is not None:
+            return reply
+        won: ClaimReply = self._commit.submit(
+            database.claim, (key, owner, fingerprint, terms, self._clock)
+        )
+        return won
+
+    def _settle(
+        self,
+        key: Key,
+        event: Event,
+        owner: bytes,
+        fence: int | None,
+        terms: Terms,
+        answer: bytes | None = None,
+    ) -> bool:
+        args = (key.digest, event, owner, fence, terms, self._clock, answer)
+        held: bool = self._commit.submit(self._database.settle, args)
+        if held and event is not Event.RENEW:
+            self._database.waiters.wake(key.digest)
+        return held
+
+    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        """See ``Store``."""
+        return self._settle(key, Event.COMPLETE, owner, fence, terms, answer)
+
+    def complete_on(
+        self,
+        connection: sqlite3.Connection,
+        key: Key,
+        owner: bytes,
+        fence: int,
+        answer: bytes,
+        terms: Terms,
+    ) -> bool:
+        """Complete inside the caller's own transaction, so that it commits with its writes.
+
+        False: another owner has the key, and the caller must roll back.
+
+        Raises:
+            StoreConfigError: The connection has no transaction open, or is to another file.
+        """
+        if not connection.in_transaction:
+            raise StoreConfigError(
+                "complete_on needs an open transaction: execute BEGIN IMMEDIATE before the first "
+                "write, so that the effect and its record commit together"
+            )
+        files = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+        if not files or not files[0] or not os.path.samefile(files[0], self.path):
+            raise StoreConfigError(
+                f"complete_on needs a connection to {self.path}: only one file commits at once"
+            )
+        args = (key.digest, Event.COMPLETE, owner, fence, terms, self._clock, answer)
+        return Database.settle(connection, *args)
+
+    def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """See ``Store``."""
+        return self._settle(key, Event.RENEW, owner, fence, terms)
+
+    def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
+        """See ``Store``."""
+        return self._settle(key, Event.RELEASE, owner, fence, _NO_TERMS)
+
+    def first_seen(self, key: Key, terms: Terms) -> bool:
+        """See ``Store``. A duplicate reads and writes nothing."""
+        now_us = int(self._clock() * 1_000_000)
+        if _seen(self._database, key, terms, now_us):
+            return False
+        first: bool = self._commit.submit(self._database.mark, (key, terms, self._clock))
+        return first
+
+    def read(self, key: Key) -> Record | None:
+        """See ``Store``."""
+        return self._database.read(key.digest)
+
+    def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        """See ``Store``."""
+        record = _written(fingerprint, answer, expires_at, self.now() * 1000)
+        self._commit.submit(self._database.write, (key, record))
+        self._database.waiters.wake(key.digest)
+
+    def now(self) -> int:
+        """See ``Store``."""
+        return int(self._clock() * 1000)
+
+    def wait(self, key: Key, seconds: float) -> None:
+        """See ``Store``. Wakes at once for changes of this process, else by looking again."""
+        database, digest = self._database, key.digest
+        database.waiters.wait(digest, seconds, lambda: database.settled(digest))
+
+    def sweep(self, limit: int = 1000, now: int | None = None) -> int:
+        """See ``Sweepable``."""
+        cutoff = self.now() if now is None else now
+        removed, start = 0, b""
+        while True:  # small transactions, so that others get in between
+            dead: int
+            dead, start = self._commit.submit(self._database.sweep_step, (cutoff, start))
+            removed += dead
+            if not start or removed >= limit:
+                return removed
+
+    def clear(self) -> None:
+        """Remove every record. For tests."""
+        self._commit.submit(self._database.clear, ())
+
+    def close(self) -> None:
+        """Close the connections that this store opened."""
+        self._database.close()
+
+
+def _seen(database: Database, key: Key, terms: Terms, now_us: int) -> bool:
+    record = database.read(key.digest)
+    return record is not None and transitions.mark(record, terms, now_us) is None
+
+
+class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
+    """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
+
+    Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are
+    committed by a thread of the store's own, so that the event loop never waits for the disk.
+    With ``commit="inline"`` they are committed in the loop, once a tick: more throughput, and the
+    loop stands still for each sync to disk.
+
+    Args:
+        path: The database file. It may hold your own tables too.
+        durability: ``full`` or ``normal``.
+        commit: ``thread`` or ``inline``.
+        busy_timeout: Seconds to wait for another process that holds the file.
+        clock: Seconds since 1970; inject one in tests.
+
+    Raises:
+        StoreConfigError: The file can't be opened, or was made by a newer oncekey.
+        StoreCorruptError: The file is not a SQLite database.
+        StoreReadOnlyError: The file or its directory can't be written.
+    """
+
+    poll_seconds = 0.25
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        commit: str = "thread",
+        busy_timeout: float = 60.0,
+        clock: Clock = time.time,
+    ) -> None:
+        if commit not in ("thread", "inline"):
+            raise StoreConfigError(f"commit must be 'thread' or 'inline', got {commit!r}")
+        self._database = Database(
+            os.fspath(path), durability=durability, busy_timeout=busy_timeout, clock=clock
+        )
+        self._commit: WriterCommit | TickCommit = (
+            WriterCommit(self._database) if commit == "thread" else TickCommit(self._database)
+        )
+        self._clock = clock
+
+    @property
+    def path(self) -> str:
+        """Where the database file is."""
+        return self._database.path
+
+    def with_clock(self, clock: Clock) -> SQLiteBackend:
+        """The same file and connections, seen by another clock."""
+        view = object.__new__(type(self))
+        view._database = self._database
+        view._commit = self._commit
+        view._database.clocks.append(clock)
+        view._clock = clock
+        return view
+
+    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """See ``AsyncStore``. A replay reads and writes nothing."""
+        database = self._database
+        now_us = int(self._clock() * 1_000_000)
+        reply = database.peek(key, owner, fingerprint, terms, now_us)
+        if reply is not None:
+            return reply
+        won: ClaimReply = await self._commit.submit(
+            database.claim, (key, owner, fingerprint, terms, self._clock)
+        )
+        return won
+
+    async def _settle(
+        self,
+        key: Key,
+        event: Event,
+        owner: bytes,
+        fence: int | None,
+        terms: Terms,
+        answer: bytes | None = None,
+    ) -> bool:
+        args = (key.digest, event, owner, fence, terms, self._clock, answer)
+        held: bool = await self._commit.submit(self._database.settle, args)
+        if held and event is not Event.RENEW:
+            self._database.waiters.wake(key.digest)
+        return held
+
+    async def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> bool:
+        """See ``AsyncStore``."""
+        return await self._settle(key, Event.COMPLETE, owner, fence, terms, answer)
+
+    async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """See ``AsyncStore``."""
+        return await self._settle(key, Event.RENEW, owner, fence, terms)
+
+    async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
+        """See ``AsyncStore``."""
+        return await self._settle(key, Event.RELEASE, owner, fence, _NO_TERMS)
+
+    async def first_seen(self, key: Key, terms: Terms) -> bool:
+        """See ``AsyncStore``. A duplicate reads and writes nothing."""
+        now_us = int(self._clock() * 1_000_000)
+        if _seen(self._database, key, terms, now_us):
+            return False
+        first: bool = await self._commit.submit(self._database.mark, (key, terms, self._clock))
+        return first
+
+    async def read(self, key: Key) -> Record | None:
+        """See ``AsyncStore``."""
+        return self._database.read(key.digest)
+
+    async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        """See ``AsyncStore``."""
+        now_us = int(self._clock() * 1_000_000)
+        record = _written(fingerprint, answer, expires_at, now_us)
+        await self._commit.submit(self._database.write, (key, record))
+        self._database.waiters.wake(key.digest)
+
+    async def now(self) -> int:
+        """See ``AsyncStore``."""
+        return int(self._clock() * 1000)
+
+    async def wait(self, key: Key, seconds: float) -> None:
+        """See ``AsyncStore``. Wakes at once for changes of this process, else by looking again."""
+        database, digest = self._database, key.digest
+        await database.waiters.wait_async(digest, seconds, lambda: database.settled(digest))
+
+    async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
+        """See ``AsyncSweepable``."""
+        cutoff = int(self._clock() * 1000) if now is None else now
+        removed, start = 0, b""
+        while True:  # small transactions, so that others get in between
+            dead: int
+            dead, start = await self._commit.submit(self._database.sweep_step, (cutoff, start))
+            removed += dead
+            if not start or removed >= limit:
+                return removed
+
+    async def delete_expired(self, now_epoch: float | None = None) -> int:
+        """Remove every record past its time."""
+        cutoff = self._clock() if now_epoch is None else now_epoch
+        return await self.sweep(sys.maxsize, int(cutoff * 1000))
+
+    async def clear(self) -> None:
+        """Remove every record. For tests."""
+        await self._commit.submit(self._database.clear, ())
+
+    async def aclose(self) -> None:
+        """Finish what is queued, then close the connections that this store opened."""
+        await self._commit.aclose()
+        self._database.close()
+
+
+def _path(rest: str, options: dict[str, Any]) -> str:
+    """The file that a URL names; the options in its query are added to ``options``."""
+    path, _, query = rest.partition("?")
+    if not path.startswith("/") or path == "/":
+        raise StoreConfigError(
+            f"sqlite://{rest} names no file: write sqlite:///file.db for a relative path, "
+            "sqlite:////dir/file.db for an absolute one"
+        )
+    for name, value in parse_qsl(query):
+        if name not in ("durability", "commit", "busy_timeout"):
+            raise StoreConfigError(
+                f"sqlite has no option {name!r}: use durability, commit or busy_timeout"
+            )
+        options.setdefault(name, float(value) if name == "busy_timeout" else value)
+    return path[1:]
+
+
+def open_sync(rest: str, options: dict[str, Any]) -> SQLiteStore:
+    """``sqlite:///file.db``."""
+    path = _path(rest, options)
+    return SQLiteStore(path, **options)
+
+
+def open_async(rest: str, options: dict[str, Any]) -> SQLiteBackend:
+    """``sqlite:///file.db``."""
+    path = _path(rest, options)
+    return SQLiteBackend(path, **options)

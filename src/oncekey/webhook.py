@@ -1,0 +1,390 @@
+"""``WebhookDedupStore``: which deliveries were seen, claimed and handled, by verified sender.
+
+Two ways to use it. ``check_and_record`` marks a delivery in one step: the cheapest, but a crash
+after the mark and before the work loses the event. ``claim``, then ``complete`` or ``release``,
+loses nothing: only a handled event counts as one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncekey._core.flows import new_owner
+from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Store
+from oncekey.errors import (
+    BackendMismatchError,
+    OncekeyError,
+    PolicyError,
+    WebhookDedupOwnershipError,
+)
+from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
+from oncekey.stores.legacy import as_async_store
+
+__all__ = ["SyncWebhookDedupStore", "WebhookClaimStatus", "WebhookDedupClaim", "WebhookDedupStore"]
+
+logger = logging.getLogger("oncekey")
+
+MIN_TTL_SECONDS = 86_400
+MAX_TTL_SECONDS = 604_800
+DEFAULT_PROCESSING_TTL_SECONDS = 300
+_SCOPES_KEPT = 10_000
+
+WebhookClaimStatus = Literal["claimed", "handled", "in_progress", "conflict"]
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookDedupClaim:
+    """What a claim of a delivery gave.
+
+    Attributes:
+        status: ``claimed``: handle it, then ``complete`` or ``release``. ``handled``: answer 2xx.
+            ``in_progress``: another copy is being handled; answer so that the sender retries.
+            ``conflict``: the key came before with another payload.
+        claim_token: The owner's token, with ``claimed`` only. A secret: don't log it.
+        takeover: An earlier worker died or hung with this delivery in hand.
+        retry_after: Whole seconds until the other copy's lease ends, with ``in_progress``.
+    """
+
+    status: WebhookClaimStatus
+    claim_token: str | None = None
+    takeover: bool = False
+    retry_after: int | None = None
+
+
+_STATUS: dict[Verdict, WebhookClaimStatus] = {
+    Verdict.WON: "claimed",
+    Verdict.REPLAY: "handled",
+    Verdict.IN_FLIGHT: "in_progress",
+    Verdict.CONFLICT: "conflict",
+}
+_KINDS = {
+    Verdict.REPLAY: EventKind.REPLAY,
+    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
+    Verdict.CONFLICT: EventKind.CONFLICT,
+}
+
+
+class _Dedup:
+    """Arguments, keys and tokens: all that does not wait for a store."""
+
+    def __init__(
+        self,
+        ttl_seconds: int,
+        namespace: str,
+        processing_ttl_seconds: int | None,
+    ) -> None:
+        if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
+            raise PolicyError(
+                f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one to seven "
+                f"days), got {ttl_seconds}"
+            )
+        lease = (
+            DEFAULT_PROCESSING_TTL_SECONDS
+            if processing_ttl_seconds is None
+            else processing_ttl_seconds
+        )
+        if not 0 < lease <= ttl_seconds:
+            raise PolicyError(
+                "processing_ttl_seconds must be positive and no longer than ttl_seconds, got "
+                f"{lease}"
+            )
+        self.ttl_seconds = ttl_seconds
+        self.processing_ttl_seconds = lease
+        self.namespace = check_text(namespace, "namespace")
+        self._terms = Terms(
+            lease_ms=round(lease * 1000), ttl_ms=round(ttl_seconds * 1000), sticky=True
+        )
+        self._scopes: dict[str, Scope] = {}
+
+    def _key(self, sender_id: str, idempotency_key: str) -> Key:
+        scope = self._scopes.get(sender_id)
+        if scope is None:
+            scope = Scope("webhook", self.namespace, check_text(sender_id, "sender_id"))
+            if len(self._scopes) >= _SCOPES_KEPT:
+                self._scopes.clear()
+            self._scopes[sender_id] = scope
+        check_text(idempotency_key, "idempotency_key")
+        return Key(scope, idempotency_key)
+
+    def _claimed(self, key: Key, owner: bytes, reply: ClaimReply) -> WebhookDedupClaim:
+        status = _STATUS[reply.verdict]
+        if listening():
+            won = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
+            kind = _KINDS.get(reply.verdict, won)
+            emit(kind, key, "webhook", fence=reply.fence, attempts=reply.attempts)
+        if status == "claimed":
+            token = f"{owner.hex()}.{reply.fence:x}"
+            return WebhookDedupClaim(status, token, reply.takeover)
+        if status == "in_progress":
+            seconds = max(1, -(-reply.lease_ms // 1000))
+            return WebhookDedupClaim(status, retry_after=seconds)
+        return WebhookDedupClaim(status)
+
+    @staticmethod
+    def _owner(claim_token: str) -> tuple[bytes, int]:
+        owner, _, fence = claim_token.partition(".")
+        try:
+            return bytes.fromhex(owner), int(fence, 16)
+        except ValueError:
+            raise WebhookDedupOwnershipError(
+                "that is not a claim token: pass the claim_token that claim() gave"
+            ) from None
+
+    def _fenced(self, key: Key, payload_hash: str, found: Record | None) -> bool:
+        """A settle that did not hold: False if the delivery is handled all the same."""
+        if (
+            found is not None
+            and found.state is State.COMPLETED
+            and found.fingerprint in (b"", payload_hash.encode())
+        ):
+            return False
+        emit(EventKind.FENCED, key, "webhook")
+        raise WebhookDedupOwnershipError(
+            "this delivery is no longer claimed under that token: its lease ran out and another "
+            "worker took it over. Undo or ignore this attempt's work"
+        )
+
+    def _told(self, kind: EventKind, key: Key) -> bool:
+        emit(kind, key, "webhook")
+        return True
+
+    def _unrecorded(self, key: Key, error: Exception) -> bool:
+        emit(EventKind.STORE_ERROR, key, "check_and_record", error=type(error).__name__)
+        logger.warning(
+            "webhook dedup failed (scope=%s key=%s…), the event is processed and a copy of it "
+            "may be too: %s",
+            key.scope.hash,
+            key.shown,
+            error,
+            exc_info=error,
+        )
+        return True
+
+
+def _with_clock(store: Any, clock: Clock) -> Any:
+    """The store on the injected clock; a server's own clock is never replaced."""
+    if clock is not time.time and isinstance(store, ClockInjectable):
+        return store.with_clock(clock)
+    return store
+
+
+class WebhookDedupStore(_Dedup):
+    """Which webhook deliveries were seen, by verified sender and key.
+
+    ``sender_id`` must come from the verified signature, never from the payload: whoever may choose
+    it may also silence another sender's events.
+
+    Args:
+        backend: An async store, or any ``IdempotencyBackend``.
+        ttl_seconds: How long a delivery is remembered, from its first copy: one to seven days.
+        namespace: Sets uses of one backend apart. Request-side keys are always apart.
+        clock: Seconds since 1970, for stores without a server's clock.
+        processing_ttl_seconds: How long a claimed delivery is held by a worker that died.
+
+    Raises:
+        ValueError: A TTL is out of bounds, or the namespace is empty.
+        BackendMismatchError: The backend is synchronous: use ``SyncWebhookDedupStore``.
+
+    Example:
+        >>> import asyncio
+        >>> from oncekey import MemoryBackend, WebhookDedupStore
+        >>> dedup = WebhookDedupStore(MemoryBackend())
+        >>> async def receive():
+        ...     first = await dedup.check_and_record("key-1", "evt_1")
+        ...     again = await dedup.check_and_record("key-1", "evt_1")
+        ...     return first, again
+        >>> asyncio.run(receive())
+        (True, False)
+    """
+
+    def __init__(
+        self,
+        backend: IdempotencyBackend,
+        ttl_seconds: int = MIN_TTL_SECONDS,
+        *,
+        namespace: str = "webhook",
+        clock: Clock = time.time,
+        processing_ttl_seconds: int | None = None,
+    ) -> None:
+        super().__init__(ttl_seconds, namespace, processing_ttl_seconds)
+        self.backend = backend
+        self._store = _with_clock(as_async_store(backend, "WebhookDedupStore"), clock)
+
+    async def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
+        """Mark a delivery. True exactly once in the window, whoever else asks at the same time.
+
+        False: a copy; answer 2xx all the same, or the sender goes on retrying. If the store
+        fails, a warning is logged and the event counts as new: rather twice than never.
+
+        Raises:
+            ValueError: ``sender_id`` or ``idempotency_key`` is empty, too long or holds a NUL.
+        """
+        key = self._key(sender_id, idempotency_key)
+        try:
+            first: bool = await self._store.first_seen(key, self._terms)
+        except Exception as error:  # noqa: BLE001 - logged: rather twice than never
+            return self._unrecorded(key, error)
+        if listening():
+            emit(EventKind.FIRST if first else EventKind.REPLAY, key, "check_and_record")
+        return first
+
+    async def claim(
+        self, sender_id: str, idempotency_key: str, payload_hash: str
+    ) -> WebhookDedupClaim:
+        """Claim a delivery for handling, or learn what became of it.
+
+        Raises:
+            ValueError: An argument is empty, too long or holds a NUL.
+            StoreError: The store failed; answer so that the sender retries.
+        """
+        key = self._key(sender_id, idempotency_key)
+        owner = new_owner()
+        mark = check_text(payload_hash, "payload_hash").encode()
+        return self._claimed(key, owner, await self._store.claim(key, owner, mark, self._terms))
+
+    async def complete(
+        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+    ) -> bool:
+        """Mark a claimed delivery as handled. False: another worker had handled it already.
+
+        Raises:
+            WebhookDedupOwnershipError: The claim is somebody else's by now.
+        """
+        key = self._key(sender_id, idempotency_key)
+        owner, fence = self._owner(claim_token)
+        if await self._store.complete(key, owner, fence, b"j", self._terms):
+            return self._told(EventKind.COMPLETED, key)
+        return self._fenced(key, payload_hash, await self._store.read(key))
+
+    async def release(
+        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+    ) -> bool:
+        """Give a claimed delivery back after a failure, so that the next copy is handled.
+
+        Its payload stays bound to the key. False: another worker had handled it already.
+
+        Raises:
+            WebhookDedupOwnershipError: The claim is somebody else's by now.
+        """
+        key = self._key(sender_id, idempotency_key)
+        owner, fence = self._owner(claim_token)
+        if await self._store.release(key, owner, fence):
+            return self._told(EventKind.RELEASED, key)
+        return self._fenced(key, payload_hash, await self._store.read(key))
+
+    async def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
+        """Keep a claim for another ``processing_ttl_seconds``. False: it is lost, stop."""
+        owner, fence = self._owner(claim_token)
+        key = self._key(sender_id, idempotency_key)
+        held: bool = await self._store.renew(key, owner, fence, self._terms)
+        return held
+
+
+class SyncWebhookDedupStore(_Dedup):
+    """``WebhookDedupStore`` for synchronous code: the same arguments and methods, no ``await``.
+
+    Raises:
+        ValueError: A TTL is out of bounds, or the namespace is empty.
+        BackendMismatchError: The backend is asynchronous: use ``WebhookDedupStore``.
+
+    Example:
+        >>> from oncekey import SyncWebhookDedupStore, connect
+        >>> dedup = SyncWebhookDedupStore(connect("memory://"))
+        >>> dedup.check_and_record("key-1", "evt_1"), dedup.check_and_record("key-1", "evt_1")
+        (True, False)
+    """
+
+    def __init__(
+        self,
+        backend: Store,
+        ttl_seconds: int = MIN_TTL_SECONDS,
+        *,
+        namespace: str = "webhook",
+        clock: Clock = time.time,
+        processing_ttl_seconds: int | None = None,
+    ) -> None:
+        super().__init__(ttl_seconds, namespace, processing_ttl_seconds)
+        if not isinstance(backend, Store):
+            raise BackendMismatchError(
+                f"SyncWebhookDedupStore needs a sync backend, got {type(backend).__name__}: pass "
+                "MemoryStore(), SQLiteStore('file.db') or connect(url)"
+            )
+        self.backend = backend
+        self._store: Store = _with_clock(backend, clock)
+
+    def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
+        """Mark a delivery. See ``WebhookDedupStore.check_and_record``."""
+        key = self._key(sender_id, idempotency_key)
+        try:
+            first = self._store.first_seen(key, self._terms)
+        except Exception as error:  # noqa: BLE001 - logged: rather twice than never
+            return self._unrecorded(key, error)
+        if listening():
+            emit(EventKind.FIRST if first else EventKind.REPLAY, key, "check_and_record")
+        return first
+
+    def claim(self, sender_id: str, idempotency_key: str, payload_hash: str) -> WebhookDedupClaim:
+        """Claim a delivery. See ``WebhookDedupStore.claim``."""
+        key = self._key(sender_id, idempotency_key)
+        owner = new_owner()
+        mark = check_text(payload_hash, "payload_hash").encode()
+        return self._claimed(key, owner, self._store.claim(key, owner, mark, self._terms))
+
+    def complete(
+        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+    ) -> bool:
+        """Mark a claimed delivery as handled. See ``WebhookDedupStore.complete``."""
+        key = self._key(sender_id, idempotency_key)
+        owner, fence = self._owner(claim_token)
+        if self._store.complete(key, owner, fence, b"j", self._terms):
+            return self._told(EventKind.COMPLETED, key)
+        return self._fenced(key, payload_hash, self._store.read(key))
+
+    def complete_on(
+        self,
+        connection: Any,
+        sender_id: str,
+        idempotency_key: str,
+        payload_hash: str,
+        claim_token: str,
+    ) -> bool:
+        """Mark a delivery as handled inside your own open transaction on the store's database.
+
+        The mark and your writes commit together, or not at all: exactly once, through any crash.
+        SQLite stores only.
+
+        Raises:
+            WebhookDedupOwnershipError: The claim is somebody else's by now: roll back.
+            StoreConfigError: No transaction is open, or the connection is to another database.
+            OncekeyError: This store has no transactions to share.
+        """
+        complete_on = getattr(self._store, "complete_on", None)
+        if complete_on is None:
+            raise OncekeyError(
+                f"{type(self._store).__name__} can't share your transaction: use a SQLiteStore on "
+                "the file that your own tables are in"
+            )
+        key = self._key(sender_id, idempotency_key)
+        owner, fence = self._owner(claim_token)
+        if complete_on(connection, key, owner, fence, b"j", self._terms):
+            return self._told(EventKind.COMPLETED, key)
+        return self._fenced(key, payload_hash, None)
+
+    def release(
+        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+    ) -> bool:
+        """Give a claimed delivery back. See ``WebhookDedupStore.release``."""
+        key = self._key(sender_id, idempotency_key)
+        owner, fence = self._owner(claim_token)
+        if self._store.release(key, owner, fence):
+            return self._told(EventKind.RELEASED, key)
+        return self._fenced(key, payload_hash, self._store.read(key))
+
+    def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
+        """Keep a claim. See ``WebhookDedupStore.renew``."""
+        owner, fence = self._owner(claim_token)
+        return self._store.renew(self._key(sender_id, idempotency_key), owner, fence, self._terms)
