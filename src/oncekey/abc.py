@@ -21,13 +21,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from oncekey.models import CachedResponse, ClaimReply, Key, Record, Terms
+from oncekey.models import CachedResponse, ClaimReply, Key, Record, Scope, Terms
 
 __all__ = [
     "AsyncStore",
     "AsyncSweepable",
     "ClockInjectable",
     "IdempotencyBackend",
+    "Markable",
     "Store",
     "Sweepable",
 ]
@@ -179,6 +180,17 @@ class AsyncSweepable(ABC):
     @abstractmethod
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """Remove at most about ``limit`` records that are past their time. Gives how many."""
+
+
+class Markable(ABC):
+    """A store whose ``first_seen`` never waits, so that it can be had as a plain, fast function."""
+
+    @abstractmethod
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """``first_seen`` for the keys of one scope: give it a key's name.
+
+        The function raises ``InvalidKeyError`` for a name that can't be a key.
+        """
 
 
 class ClockInjectable(ABC):

@@ -426,9 +426,12 @@ def _parse_pure(raw: bytes | str) -> Any:
         return refuse(f"the object has the key {name} more than once (send each key once)")
 
     def parse_int(digits: str) -> Any:
-        if len(digits) > _MAX_DIGITS:
-            return refuse(f"a number of more than {_MAX_DIGITS} digits (send it as a string)")
-        return int(digits)
+        try:
+            if len(digits) <= _MAX_DIGITS:
+                return int(digits)
+        except ValueError:
+            pass  # sys.set_int_max_str_digits() allows fewer
+        return refuse(f"a number of {len(digits)} digits is too long (send it as a string)")
 
     def parse_float(digits: str) -> Any:
         number = float(digits)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
 
 from oncekey._core.flows import new_owner
-from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Store
+from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Markable, Store
 from oncekey.errors import (
     BackendMismatchError,
+    InvalidKeyError,
     OncekeyError,
     PolicyError,
     WebhookDedupOwnershipError,
@@ -36,8 +37,7 @@ _SCOPES_KEPT = 10_000
 WebhookClaimStatus = Literal["claimed", "handled", "in_progress", "conflict"]
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookDedupClaim:
+class WebhookDedupClaim(NamedTuple):
     """What a claim of a delivery gave.
 
     Attributes:
@@ -55,8 +55,8 @@ class WebhookDedupClaim:
     retry_after: int | None = None
 
 
+_WON = Verdict.WON
 _STATUS: dict[Verdict, WebhookClaimStatus] = {
-    Verdict.WON: "claimed",
     Verdict.REPLAY: "handled",
     Verdict.IN_FLIGHT: "in_progress",
     Verdict.CONFLICT: "conflict",
@@ -77,6 +77,7 @@ class _Dedup:
         namespace: str,
         processing_ttl_seconds: int | None,
     ) -> None:
+        self._store: Any
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one to seven "
@@ -99,6 +100,7 @@ class _Dedup:
             lease_ms=round(lease * 1000), ttl_ms=round(ttl_seconds * 1000), sticky=True
         )
         self._scopes: dict[str, Scope] = {}
+        self._markers: dict[str, Callable[[str], bool]] = {}
 
     def _key(self, sender_id: str, idempotency_key: str) -> Key:
         scope = self._scopes.get(sender_id)
@@ -106,19 +108,24 @@ class _Dedup:
             scope = Scope("webhook", self.namespace, check_text(sender_id, "sender_id"))
             if len(self._scopes) >= _SCOPES_KEPT:
                 self._scopes.clear()
+                self._markers.clear()
             self._scopes[sender_id] = scope
+            marks = _marks(self._store)
+            if marks is not None:
+                self._markers[sender_id] = marks.marker(scope, self._terms)
         check_text(idempotency_key, "idempotency_key")
         return Key(scope, idempotency_key)
 
     def _claimed(self, key: Key, owner: bytes, reply: ClaimReply) -> WebhookDedupClaim:
-        status = _STATUS[reply.verdict]
+        verdict = reply.verdict
         if listening():
             won = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
-            kind = _KINDS.get(reply.verdict, won)
+            kind = _KINDS.get(verdict, won)
             emit(kind, key, "webhook", fence=reply.fence, attempts=reply.attempts)
-        if status == "claimed":
+        if verdict is _WON:
             token = f"{owner.hex()}.{reply.fence:x}"
-            return WebhookDedupClaim(status, token, reply.takeover)
+            return WebhookDedupClaim("claimed", token, reply.takeover)
+        status = _STATUS[verdict]
         if status == "in_progress":
             seconds = max(1, -(-reply.lease_ms // 1000))
             return WebhookDedupClaim(status, retry_after=seconds)
@@ -149,7 +156,8 @@ class _Dedup:
         )
 
     def _told(self, kind: EventKind, key: Key) -> bool:
-        emit(kind, key, "webhook")
+        if listening():
+            emit(kind, key, "webhook")
         return True
 
     def _unrecorded(self, key: Key, error: Exception) -> bool:
@@ -163,6 +171,16 @@ class _Dedup:
             exc_info=error,
         )
         return True
+
+
+def _marks(store: Any) -> Markable | None:
+    """The store if its ``marker`` says the same as its ``first_seen``: a subclass may differ."""
+    for kind in type(store).__mro__:
+        if "marker" in vars(kind):
+            return cast("Markable", store)
+        if "first_seen" in vars(kind):
+            return None
+    return None
 
 
 def _with_clock(store: Any, clock: Clock) -> Any:
@@ -223,6 +241,14 @@ class WebhookDedupStore(_Dedup):
         Raises:
             ValueError: ``sender_id`` or ``idempotency_key`` is empty, too long or holds a NUL.
         """
+        marker = self._markers.get(sender_id)
+        if marker is not None and not listening():
+            try:
+                return marker(idempotency_key)
+            except InvalidKeyError:
+                raise
+            except Exception as error:  # noqa: BLE001 - logged: rather twice than never
+                return self._unrecorded(self._key(sender_id, idempotency_key), error)
         key = self._key(sender_id, idempotency_key)
         try:
             first: bool = await self._store.first_seen(key, self._terms)
@@ -314,13 +340,21 @@ class SyncWebhookDedupStore(_Dedup):
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
         self.backend = backend
-        self._store: Store = _with_clock(backend, clock)
+        self._store = _with_clock(backend, clock)
 
     def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
         """Mark a delivery. See ``WebhookDedupStore.check_and_record``."""
+        marker = self._markers.get(sender_id)
+        if marker is not None and not listening():
+            try:
+                return marker(idempotency_key)
+            except InvalidKeyError:
+                raise
+            except Exception as error:  # noqa: BLE001 - logged: rather twice than never
+                return self._unrecorded(self._key(sender_id, idempotency_key), error)
         key = self._key(sender_id, idempotency_key)
         try:
-            first = self._store.first_seen(key, self._terms)
+            first: bool = self._store.first_seen(key, self._terms)
         except Exception as error:  # noqa: BLE001 - logged: rather twice than never
             return self._unrecorded(key, error)
         if listening():
@@ -387,4 +421,6 @@ class SyncWebhookDedupStore(_Dedup):
     def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim. See ``WebhookDedupStore.renew``."""
         owner, fence = self._owner(claim_token)
-        return self._store.renew(self._key(sender_id, idempotency_key), owner, fence, self._terms)
+        key = self._key(sender_id, idempotency_key)
+        held: bool = self._store.renew(key, owner, fence, self._terms)
+        return held

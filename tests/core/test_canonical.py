@@ -411,7 +411,7 @@ def test_colons_in_strings_are_not_duplicates() -> None:
         (b'{"a":[1,-Infinity]}', "$.a[1]", "-Infinity is no JSON number"),
         (b"[0,1e400]", "$[1]", "too large"),
         (b"-1e400", "$", "too large"),
-        (b"[" + b"1" * 4301 + b"]", "$[0]", "4300 digits"),
+        (b"[" + b"1" * 4301 + b"]", "$[0]", "4301 digits is too long"),
         (b'{"a":"\\ud800"}', "$.a", "lone surrogate"),
         (b'["\\ud83dx"]', "$[0]", "lone surrogate"),
         (b'["\\uDE00"]', "$[0]", "lone surrogate"),
@@ -461,6 +461,18 @@ def test_integers_keep_their_digits() -> None:
         assert parse_json(b"%d" % number) == number
         with pytest.raises(CanonicalJSONError, match=r"send it as a string.* at \$\.a\[0\]"):
             canonicalize_json(b'{"a":[%d]}' % number)
+
+
+def test_a_lower_limit_on_digits_gives_our_error() -> None:
+    """A process may allow fewer digits than we do; that is no reason for a bare ValueError."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(640)
+    try:
+        with pytest.raises(CanonicalJSONError, match="700 digits is too long") as caught:
+            parse_json(b'{"a":[' + b"1" * 700 + b"]}")
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert caught.value.path == "$.a[0]"
 
 
 def test_parsed_depth_is_bounded_exactly() -> None:

@@ -310,6 +310,35 @@ def test_ulids_are_unique_and_ordered_across_threads() -> None:
     assert all(len(key) == 26 for out in made for key in out)
 
 
+def test_one_thread_at_a_time_makes_the_next_ulid() -> None:
+    """A second thread waits, so that it can't start from the same last value."""
+    asked: list[int] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def clock() -> int:
+        asked.append(1)
+        return 1000
+
+    def randbytes(count: int) -> bytes:
+        inside.set()
+        go_on.wait(20)
+        return bytes(count)
+
+    generate = Ulid(clock=clock, randbytes=randbytes)
+    made: list[str] = []
+    threads = [threading.Thread(target=lambda: made.append(generate())) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(20)
+    threads[1].start()
+    threads[1].join(0.1)
+    alone = len(asked) == 1
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert alone
+    assert sorted(made) == ["00000000Z8" + "0" * 16, "00000000Z8" + "0" * 15 + "1"]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_a_sequence_of_its_own() -> None:
     """Parent and child never make the same ULID, even when a thread held the lock at the fork."""

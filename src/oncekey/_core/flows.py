@@ -23,9 +23,14 @@ __all__ = ["Claim", "Plan", "acquire", "complete", "new_owner", "release", "rene
 FIRST_LOOK = 0.005  # a waiter looks again after 5 ms, then backs off up to the store's poll_seconds
 
 
+_owners = random.Random(os.urandom(32))  # noqa: S311 - an id, unique but no secret
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _owners.seed(os.urandom(32)))
+
+
 def new_owner() -> bytes:
     """A fresh owner id for one call. Never per process: a fork would share it."""
-    return os.urandom(16)
+    return _owners.getrandbits(128).to_bytes(16, "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is held to them by the conformance suite. Nothing else may change a record's sta
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 from oncekey.models import ClaimReply, Record, State, Terms, Verdict
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class Situation(Enum):
+class Situation(IntEnum):
     """What a claim finds, on the store's clock."""
 
     ABSENT = auto()
@@ -37,7 +37,7 @@ class Situation(Enum):
     GONE = auto()  # past its time and not to be remembered
 
 
-class Act(Enum):
+class Act(IntEnum):
     """What the store writes."""
 
     NOTHING = auto()
@@ -45,7 +45,7 @@ class Act(Enum):
     EXTEND = auto()  # same owner and fence, lease counted from now
 
 
-class Event(Enum):
+class Event(IntEnum):
     """What an owner does with its claim."""
 
     COMPLETE = auto()
@@ -83,17 +83,24 @@ SETTLEMENTS: Final[dict[tuple[State, Event], State]] = {
 }
 
 
+# Looked up once: in 3.11 a member of an enum costs more to reach than the decision takes.
+_PENDING, _COMPLETED = State.PENDING, State.COMPLETED
+_WON = Verdict.WON
+_new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every key
+
+
 def situate(record: Record | None, owner: bytes, now: int, terms: Terms) -> Situation:
     """Say what ``record`` is to a claimer at ``now``."""
     if record is None:
         return Situation.ABSENT
-    if record.state is State.COMPLETED:
+    state = record.state
+    if state is _COMPLETED:
         if now < record.expires_at + terms.skew_ms:
             return Situation.DONE
         if terms.remember_ms and now < record.purge_at:
             return Situation.TOMBSTONE
         return Situation.GONE
-    if record.state is State.PENDING:
+    if state is _PENDING:
         if record.owner == owner:
             return Situation.MINE
         if now < record.lease_until:
@@ -109,10 +116,10 @@ def claim(
 
     A record without a fingerprint has no payload bound to it: it equals any.
     """
-    now = now_us // 1000
-    situation = situate(record, owner, now, terms)
     if record is None:
         return _take(None, owner, fingerprint, terms, now_us)
+    now = now_us // 1000
+    situation = situate(record, owner, now, terms)
     same = record.fingerprint == fingerprint or not record.fingerprint or not fingerprint
     verdict, act = CLAIMS[situation, same]
     if situation is Situation.RELEASED and terms.sticky and not same:
@@ -125,7 +132,7 @@ def claim(
         record = record._replace(lease_until=now + terms.lease_ms)
         return ClaimReply(verdict, record.fence, terms.lease_ms, record.attempts, None), record
     answer = record.answer if verdict is Verdict.REPLAY else None
-    left = record.lease_until - now if record.state is State.PENDING else 0
+    left = record.lease_until - now if record.state is _PENDING else 0
     return ClaimReply(verdict, record.fence, max(left, 0), record.attempts, answer), None
 
 
@@ -135,19 +142,31 @@ def _take(
     now = now_us // 1000
     lease_until = now + terms.lease_ms
     expires_at = now + terms.ttl_ms if terms.sticky else lease_until + terms.ttl_ms
-    fence, attempts = now_us, 1
+    fence, attempts, takeover = now_us, 1, False
     if old is not None:
         # Monotone whatever the clock does: a fence never goes back while the record is known.
         fence, attempts = max(old.fence + 1, now_us), old.attempts + 1
+        takeover = old.state is _PENDING
         if terms.sticky and old.expires_at > now:
             expires_at = old.expires_at  # retries don't extend the window
             fingerprint = old.fingerprint or fingerprint
-    takeover = old is not None and old.state is State.PENDING
-    purge_at = max(expires_at, lease_until)
-    record = Record(
-        State.PENDING, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, None
+    purge_at = max(lease_until, expires_at)
+    record = _new(
+        Record,
+        (
+            _PENDING,
+            owner,
+            fence,
+            fingerprint,
+            lease_until,
+            expires_at,
+            purge_at,
+            attempts,
+            None,
+        ),
     )
-    return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover), record
+    reply = _new(ClaimReply, (_WON, fence, terms.lease_ms, attempts, None, takeover))
+    return reply, record
 
 
 def settle(
@@ -179,13 +198,12 @@ def settle(
         )
     if event is Event.RELEASE:
         return True, record._replace(state=target, lease_until=now)
-    if record.state is State.COMPLETED:
+    if record.state is _COMPLETED:
         return True, None
     expires_at = record.expires_at if terms.sticky else now + terms.ttl_ms
     purge_at = expires_at + terms.skew_ms + terms.remember_ms
-    return True, record._replace(
-        state=target, lease_until=0, expires_at=expires_at, purge_at=purge_at, answer=answer
-    )
+    fields = (target, owner, record.fence, record.fingerprint, 0, expires_at, purge_at)
+    return True, _new(Record, (*fields, record.attempts, answer))
 
 
 def mark(record: Record | None, terms: Terms, now_us: int) -> Record | None:

@@ -209,7 +209,7 @@ class Database:
                 time.sleep(0.001)
 
     def __del__(self) -> None:
-        if not self.closed and hasattr(self, "write_lock"):
+        if not getattr(self, "closed", True):
             self.close()
 
     def close(self) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from oncekey._core import transitions
 from oncekey._core.transitions import Event
-from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Store, Sweepable
+from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store, Sweepable
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Record, State, Terms
+from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, check_text
 from oncekey.stores._answers import Answers
 from oncekey.stores._fork import reset_after_fork
 from oncekey.stores._waiters import Waiters
@@ -35,6 +36,7 @@ _HEAD = struct.Struct("<qqqIBBH?")
 _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
+_MASK: Final = SHARDS - 1
 
 _Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
 
@@ -65,9 +67,8 @@ def _unpack(slot: _Slot) -> Record:
     cut = _HEAD.size + owners
     owner, fingerprint = raw[_HEAD.size : cut], raw[cut : cut + prints]
     answer = raw[cut + prints :] if answered else None
-    return Record(
-        _STATES[state], owner, fence, fingerprint, 0, expires_at, purge_at, attempts, answer
-    )
+    fields = (_STATES[state], owner, fence, fingerprint, 0, expires_at, purge_at, attempts, answer)
+    return tuple.__new__(Record, fields)
 
 
 def _purge_at(slot: _Slot) -> int:
@@ -79,35 +80,35 @@ def _purge_at(slot: _Slot) -> int:
     return slot.purge_at  # type: ignore[union-attr]
 
 
-class _Shard:
-    """A small dict, and how many records came in since it was last swept."""
-
-    __slots__ = ("news", "slots")
-
-    def __init__(self) -> None:
-        self.slots: dict[str, _Slot] = {}
-        self.news = 0
-
-
 class _Table:
-    """The records of one memory store; sync and async faces share it."""
+    """The records of one memory store; sync and async faces share it.
+
+    A new key goes in with ``dict.setdefault``, which is one step for all threads, so that the
+    commonest path takes no lock. Whatever changes or removes a record holds the lock. A dict is
+    never replaced, as somebody may be about to insert into it.
+    """
 
     def __init__(self, max_entries: int) -> None:
         if max_entries < 1:
             raise PolicyError(f"max_entries must be at least 1, got {max_entries}")
         self.max_entries = max_entries
         self.closed = False
-        self.count = 0
-        self.shards = [_Shard() for _ in range(SHARDS)]
+        self.shards: list[dict[str, _Slot]] = [{} for _ in range(SHARDS)]
+        self.limits = [0] * SHARDS  # how far each dict may grow before somebody looks after it
+        self.sweep_at = [64] * SHARDS  # how far it may grow before it is swept
+        self.unreserved = max_entries  # room that no limit has taken yet
         self.scopes: dict[bytes, str] = {}
-        self.last_mark = 0
-        self.next_shard = 0
         self.after_fork()
         reset_after_fork(self)
 
     def after_fork(self) -> None:
         self.lock = threading.Lock()
         self.waiters = Waiters()
+
+    @property
+    def count(self) -> int:
+        """How many records there are, expired ones that were not swept yet included."""
+        return sum(map(len, self.shards))
 
     def name(self, key: Key) -> str:
         """The dict key of ``key``: exact, and short for the first scopes that come."""
@@ -129,18 +130,21 @@ class _Table:
     ) -> ClaimReply:
         name = self.name(key)
         now_us = int(clock() * 1_000_000)
-        shard = self.shards[hash(name) & (SHARDS - 1)]
-        with self.lock:
-            slot = shard.slots.get(name)
-            if slot is None:
-                self.make_room(shard, now_us // 1000)
-                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-                shard.slots[name] = record  # type: ignore[assignment]
-                self.count += 1
+        place = hash(name) & _MASK
+        slots = self.shards[place]
+        slot = slots.get(name)
+        if slot is None:
+            if len(slots) >= self.limits[place]:
+                self.make_room(place, now_us // 1000)
+            reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+            if record is not None and slots.setdefault(name, record) is record:
                 return reply
-            reply, record = transitions.claim(_unpack(slot), owner, fingerprint, terms, now_us)
+        with self.lock:
+            slot = slots.get(name)
+            found = None if slot is None else _unpack(slot)
+            reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
             if record is not None:
-                shard.slots[name] = record
+                slots[name] = record
             return reply
 
     def settle(
@@ -155,62 +159,84 @@ class _Table:
     ) -> bool:
         name = self.name(key)
         now = int(clock() * 1000)
-        shard = self.shards[hash(name) & (SHARDS - 1)]
+        slots = self.shards[hash(name) & _MASK]
         with self.lock:
-            slot = shard.slots.get(name)
+            slot = slots.get(name)
             if slot is None:
                 return False
             held, record = transitions.settle(
                 _unpack(slot), event, owner, fence, terms, now, answer
             )
             if record is not None:
-                pending = record.state is State.PENDING
-                shard.slots[name] = record if pending else _pack(record)
-        if held and event is not Event.RENEW:
+                slots[name] = record if event is Event.RENEW else _pack(record)
+        if held and self.waiters and event is not Event.RENEW:
             self.waiters.wake(name)
         return held
 
-    def first_seen(self, key: Key, terms: Terms, clock: Clock) -> bool:
-        name = self.name(key)
-        now_us = int(clock() * 1_000_000)
-        now = now_us // 1000
-        shard = self.shards[hash(name) & (SHARDS - 1)]
-        with self.lock:
-            slot = shard.slots.get(name)
-            if slot is None:
-                self.make_room(shard, now)
-                self.count += 1
-            elif type(slot) is int:
-                if now < slot:
-                    return False
-            elif transitions.mark(_unpack(slot), terms, now_us) is None:
+    def marker(self, scope: Scope, terms: Terms, clock: Clock) -> Callable[[str], bool]:
+        """First-seen for the keys of one scope, with all that does not change looked up once."""
+        prefix = self.name(Key(scope, ""))
+        shards, limits, ttl_ms = self.shards, self.limits, terms.ttl_ms
+        get_ident = threading.get_ident
+        home = get_ident()
+        now = expires_at = 0
+        since = until = 0.0
+
+        def first_seen(key: str) -> bool:
+            # Calls of one millisecond share the arithmetic and one int object for the expiry.
+            nonlocal now, expires_at, since, until
+            moment = clock()
+            if not since <= moment < until:
+                now = int(moment * 1000)
+                since, until = moment, (now + 1) / 1000
+                expires_at = now + ttl_ms
+            name = prefix + key
+            place = hash(name) & _MASK
+            slots = shards[place]
+            slot = slots.get(name)
+            if type(slot) is int and now < slot:
                 return False
-            expires_at = now + terms.ttl_ms
-            if expires_at == self.last_mark:
-                expires_at = self.last_mark  # marks of one millisecond share one int object
-            else:
-                self.last_mark = expires_at
-            shard.slots[name] = expires_at
+            if not key or len(key) > 255 or not key.isascii() or "\0" in key:
+                check_text(key, "idempotency_key")
+            # An object that no other thread has: setdefault gives it back only if it went in.
+            mark = expires_at if get_ident() == home else int(str(expires_at))
+            if slot is None:
+                if len(slots) >= limits[place]:
+                    self.make_room(place, now)
+                if slots.setdefault(name, mark) is mark:
+                    return True
+            return self.mark_again(slots, name, mark, terms, now)
+
+        return first_seen
+
+    def mark_again(
+        self, slots: dict[str, _Slot], name: str, mark: int, terms: Terms, now: int
+    ) -> bool:
+        """First-seen where a record is there already: it may be past its time."""
+        with self.lock:
+            slot = slots.get(name)
+            found = None if slot is None else _unpack(slot)
+            if transitions.mark(found, terms, now * 1000) is None:
+                return False
+            slots[name] = mark
             return True
 
-    def write(self, key: Key, record: Record) -> None:
+    def write(self, key: Key, record: Record, now: int) -> None:
         name = self.name(key)
-        shard = self.shards[hash(name) & (SHARDS - 1)]
+        place = hash(name) & _MASK
+        slots = self.shards[place]
+        if name not in slots and len(slots) >= self.limits[place]:
+            self.make_room(place, now)
         with self.lock:
-            old = shard.slots.get(name)
-            if old is None:
-                self.make_room(shard, 0)
-                self.count += 1
-            else:
-                fence = max(_unpack(old).fence + 1, record.fence)
-                record = record._replace(fence=fence)
-            shard.slots[name] = _pack(record)
+            old = slots.get(name)
+            if old is not None:
+                record = record._replace(fence=max(_unpack(old).fence + 1, record.fence))
+            slots[name] = _pack(record)
         self.waiters.wake(name)
 
     def read(self, key: Key) -> Record | None:
         name = self.name(key)
-        with self.lock:
-            slot = self.shards[hash(name) & (SHARDS - 1)].slots.get(name)
+        slot = self.shards[hash(name) & _MASK].get(name)
         return None if slot is None else _unpack(slot)
 
     def settled(self, key: Key) -> bool:
@@ -218,44 +244,55 @@ class _Table:
         record = self.read(key)
         return record is None or record.state is not State.PENDING
 
-    def make_room(self, shard: _Shard, now: int) -> None:
-        """Count a new record; sweep its shard when enough came in since it was swept last.
+    def make_room(self, place: int, now: int) -> None:
+        """Let one dict grow: sweep it if that is due, then reserve room for it.
 
-        Called under the lock. A shard holds a few thousand records at five million in all, so
-        that this never takes a millisecond, and each record pays for about two looks.
+        A dict holds a few thousand records at five million in all, so that this never takes a
+        millisecond, and each record pays for a look or two.
         """
         if self.closed:
             raise StoreClosedError("this memory store is closed: connect again")
-        shard.news += 1
-        if shard.news > 64 + len(shard.slots) // 2 and now:
-            self.sweep_shard(shard, now - GRACE_MS)
-        if self.count < self.max_entries:
-            return
-        for _ in range(SHARDS):
-            if self.sweep_shard(self.shards[self.next_shard], now):
+        with self.lock:
+            slots = self.shards[place]
+            if len(slots) >= self.sweep_at[place]:
+                self.sweep_shard(place, now - GRACE_MS)
+            if len(slots) < self.limits[place]:
                 return
-            self.next_shard = (self.next_shard + 1) % SHARDS
-        raise StoreFullError(
-            f"the memory store holds {self.count} live records, its max_entries: raise "
-            "max_entries, shorten the TTL, or use sqlite:///file.db. No live record is evicted"
-        )
+            if self.unreserved == 0 and not self.find_room(now):
+                raise StoreFullError(
+                    f"the memory store holds {self.max_entries} live records, its max_entries: "
+                    "raise max_entries, shorten the TTL, or use sqlite:///file.db. No live "
+                    "record is evicted"
+                )
+            more = max(1, min(64 + len(slots) // 2, self.unreserved // (2 * SHARDS)))
+            self.limits[place] += more
+            self.unreserved -= more
 
-    def sweep_shard(self, shard: _Shard, cutoff: int) -> int:
-        slots = shard.slots
-        shard.news = 0
-        dead = [name for name, slot in slots.items() if _purge_at(slot) <= cutoff]
+    def find_room(self, now: int) -> bool:
+        """All room is reserved: take back what is unused, and what expired records hold."""
+        for removing in (False, True):
+            if removing:
+                for place in range(SHARDS):
+                    self.sweep_shard(place, now)
+            self.limits[:] = map(len, self.shards)
+            self.unreserved = max(0, self.max_entries - sum(self.limits))
+            if self.unreserved:
+                return True
+        return False
+
+    def sweep_shard(self, place: int, cutoff: int) -> int:
+        slots = self.shards[place]
+        dead = [name for name, slot in list(slots.items()) if _purge_at(slot) <= cutoff]
         for name in dead:
             del slots[name]
-        if not slots:
-            shard.slots = {}  # gives the dict's memory back
-        self.count -= len(dead)
+        self.sweep_at[place] = 64 + len(slots) + len(slots) // 2
         return len(dead)
 
     def sweep(self, limit: int | None, cutoff: int) -> int:
         removed = 0
-        for shard in self.shards:
-            with self.lock:  # given back between shards, so that claims get through
-                removed += self.sweep_shard(shard, cutoff)
+        for place in range(SHARDS):
+            with self.lock:  # given back between dicts, so that claims get through
+                removed += self.sweep_shard(place, cutoff)
             if limit is not None and removed >= limit:
                 break
         if removed:
@@ -264,8 +301,10 @@ class _Table:
 
     def clear(self) -> None:
         with self.lock:
-            self.shards = [_Shard() for _ in range(SHARDS)]
-            self.count = 0
+            for slots in self.shards:
+                slots.clear()
+            self.limits[:] = [0] * SHARDS
+            self.unreserved = self.max_entries
 
 
 _named: dict[str, _Table] = {}
@@ -282,7 +321,7 @@ def _table(name: str, max_entries: int) -> _Table:
         return table
 
 
-class MemoryStore(Store, Sweepable, ClockInjectable):
+class MemoryStore(Store, Sweepable, Markable, ClockInjectable):
     """The synchronous memory store.
 
     Promises: atomic within one process. Everything is lost when the process ends, and other
@@ -331,7 +370,11 @@ class MemoryStore(Store, Sweepable, ClockInjectable):
 
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``."""
-        return self._table.first_seen(key, terms, self._clock)
+        return self._table.marker(key.scope, terms, self._clock)(key.name)
+
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """See ``Markable``."""
+        return self._table.marker(scope, terms, self._clock)
 
     def read(self, key: Key) -> Record | None:
         """See ``Store``."""
@@ -339,7 +382,8 @@ class MemoryStore(Store, Sweepable, ClockInjectable):
 
     def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``Store``."""
-        self._table.write(key, _written(fingerprint, answer, expires_at, self.now()))
+        now = self.now()
+        self._table.write(key, _written(fingerprint, answer, expires_at, now), now)
 
     def now(self) -> int:
         """See ``Store``."""
@@ -372,7 +416,7 @@ def _written(fingerprint: bytes, answer: bytes, expires_at: int, now: int) -> Re
     return Record(State.COMPLETED, b"", fence, fingerprint, 0, expires_at, expires_at, 1, answer)
 
 
-class MemoryBackend(Answers, AsyncSweepable, ClockInjectable):
+class MemoryBackend(Answers, AsyncSweepable, Markable, ClockInjectable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
     Promises: atomic within one process, for any number of threads and event loops. Everything is
@@ -423,7 +467,11 @@ class MemoryBackend(Answers, AsyncSweepable, ClockInjectable):
 
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``."""
-        return self._table.first_seen(key, terms, self._clock)
+        return self._table.marker(key.scope, terms, self._clock)(key.name)
+
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """See ``Markable``."""
+        return self._table.marker(scope, terms, self._clock)
 
     async def read(self, key: Key) -> Record | None:
         """See ``AsyncStore``."""
@@ -432,7 +480,7 @@ class MemoryBackend(Answers, AsyncSweepable, ClockInjectable):
     async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``AsyncStore``."""
         now = int(self._clock() * 1000)
-        self._table.write(key, _written(fingerprint, answer, expires_at, now))
+        self._table.write(key, _written(fingerprint, answer, expires_at, now), now)
 
     async def now(self) -> int:
         """See ``AsyncStore``."""

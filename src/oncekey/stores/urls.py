@@ -80,6 +80,6 @@ def _find(url: str, function: str) -> tuple[Callable[..., object], str]:
         module = found.load()
     opener: Callable[..., object] | None = getattr(module, function, None)
     if opener is None:
-        kind = "an async" if function == "open_async" else "a sync"
-        raise StoreConfigError(f"the store {scheme}:// has no {kind} form")
+        kind, other = ("async", "sync") if function == "open_async" else ("sync", "async")
+        raise StoreConfigError(f"the store {scheme}:// has no {kind} form, only {other}")
     return opener, rest

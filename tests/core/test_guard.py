@@ -1,0 +1,527 @@
+"""``Once`` and ``AsyncOnce``: keys, payloads, answers, decorators and blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import decimal
+import enum
+import uuid
+from typing import Any
+
+import pydantic
+import pytest
+
+from oncekey import (
+    AnswerOmittedError,
+    AsyncOnce,
+    BackendMismatchError,
+    CanonicalJSONError,
+    IdempotencyConflictError,
+    IdempotencyInFlightError,
+    InvalidKeyError,
+    MemoryBackend,
+    MemoryStore,
+    Once,
+    Policy,
+    UnsupportedAnswerError,
+)
+from oncekey.guard import current_claim
+from oncekey.testing import ManualClock
+
+
+@dataclasses.dataclass
+class Order:
+    id: str
+    lines: list[int]
+
+
+class Receipt(pydantic.BaseModel):
+    order: str
+    total: decimal.Decimal
+
+
+@pytest.fixture
+def once() -> Once:
+    return Once(MemoryStore())
+
+
+def test_an_argument_is_the_key(once: Once) -> None:
+    """By name, positionally or as a keyword, with or without the default spelt out."""
+    runs = []
+
+    @once(key="order_id")
+    def charge(order_id: str, amount: int = 5) -> dict[str, int]:
+        runs.append(1)
+        return {"n": len(runs)}
+
+    assert charge("a") == charge("a", 5) == charge(amount=5, order_id="a") == {"n": 1}
+    assert charge("b") == {"n": 2}
+    with pytest.raises(IdempotencyConflictError):
+        charge("a", 6)
+
+
+def test_a_dotted_path_is_the_key(once: Once) -> None:
+    """A path into an object, a dict or a model; the object itself is payload."""
+    runs = []
+
+    @once(key="order.id")
+    def ship(order: Any) -> int:
+        runs.append(1)
+        return len(runs)
+
+    assert ship(Order("o1", [1])) == ship(Order("o1", [1])) == 1
+    with pytest.raises(IdempotencyConflictError):
+        ship(Order("o1", [2]))
+    assert ship({"id": "o2"}) == 2
+    with pytest.raises(InvalidKeyError, match="no 'id'"):
+        ship({})
+
+
+def test_a_callable_gives_the_key(once: Once) -> None:
+    """A callable sees the arguments as they were passed."""
+
+    @once(key=lambda a, b: f"{a}-{b}", ignore=["a", "b"])
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    assert add(1, 2) == 3
+    assert add(1, b=2) == 3
+
+
+@pytest.mark.parametrize("good", ["x", 7, uuid.UUID(int=1)])
+def test_text_integers_and_uuids_are_keys(once: Once, good: Any) -> None:
+    """Values whose text never changes can be keys."""
+
+    @once(key="k")
+    def f(k: Any) -> int:
+        return 1
+
+    assert f(good) == 1
+
+
+@pytest.mark.parametrize("bad", [None, True, 1.5, {}, [], "", "\0", "x" * 1025])
+def test_other_values_are_not(once: Once, bad: Any) -> None:
+    """None, floats and containers are refused before the function runs."""
+    runs = []
+
+    @once(key="k")
+    def f(k: Any) -> int:
+        runs.append(1)
+        return 1
+
+    with pytest.raises(InvalidKeyError):
+        f(bad)
+    assert not runs
+
+
+def test_a_key_that_is_no_argument_is_an_error_at_decoration(once: Once) -> None:
+    """A misspelt argument name is found at once, and the message lists the real ones."""
+
+    def f(order_id: str) -> None: ...
+
+    with pytest.raises(InvalidKeyError, match=r"no argument 'order'.*order_id"):
+        once(key="order")(f)
+    with pytest.raises(InvalidKeyError, match="no argument 'logger'"):
+        once(key="order_id", ignore=["logger"])(f)
+
+
+def test_functions_have_scopes_of_their_own(once: Once) -> None:
+    """Two functions with one key don't collide; with one scope they do."""
+
+    @once(key="k")
+    def f(k: str) -> str:
+        return "f"
+
+    @once(key="k")
+    def g(k: str) -> str:
+        return "g"
+
+    assert (f("1"), g("1")) == ("f", "g")
+    shared = Once(once.store, scope="shared")
+    assert (shared(key="k")(lambda k: "h")("1"), shared(key="k")(lambda k: "i")("1")) == ("h", "h")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (1, "1"),
+        (1, True),
+        (None, "null"),
+        (2**60, 2**60 + 1),
+        (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
+        (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+        (b"a", b"b"),
+        (uuid.UUID(int=1), uuid.UUID(int=2)),
+        (Order("a", []), Order("b", [])),
+        (
+            Receipt(order="a", total=decimal.Decimal(1)),
+            Receipt(order="a", total=decimal.Decimal(2)),
+        ),
+        (Colour.RED, "blue"),
+        ((1, 2), (2, 1)),
+        (datetime.timedelta(1), datetime.timedelta(2)),
+    ],
+)
+def test_payloads_of_many_types_are_told_apart(once: Once, pair: tuple[Any, Any]) -> None:
+    """Every argument type with a stable form is compared."""
+
+    @once(key="k")
+    def f(k: str, value: Any) -> int:
+        return 1
+
+    f("k", pair[0])
+    f("k", pair[0])
+    with pytest.raises(IdempotencyConflictError):
+        f("k", pair[1])
+
+
+def test_a_payload_without_a_form_names_the_fix(once: Once) -> None:
+    """An argument that can't be compared is an error that says to ignore it."""
+
+    def f(k: str, client: Any) -> int:
+        return 1
+
+    with pytest.raises(CanonicalJSONError, match=r"ignore=.*\$\.client"):
+        once(key="k")(f)("1", object())
+    assert once(key="k", ignore=["client"])(f)("1", object()) == 1
+
+
+class Service:
+    """A class with a guarded method."""
+
+    once = Once(MemoryStore())
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    @once(key="k")
+    def work(self, k: str) -> int:
+        """Works."""
+        self.runs += 1
+        return self.runs
+
+
+def test_methods_leave_self_out() -> None:
+    """``self`` is not part of the payload, and the docstring stays."""
+    assert Service().work("a") == Service().work("a") == 1
+    assert Service.work.__doc__ == "Works."
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    sku: str
+    price: float
+
+
+@dataclasses.dataclass
+class Invoice:
+    lines: list[Line]
+    pair: tuple[int, str]
+    by_sku: dict[str, Line]
+    note: str | None = None
+    receipt: Receipt | None = None
+
+
+INVOICE = Invoice(
+    [Line("a", 1.0)],
+    (1, "x"),
+    {"a": Line("a", 2.5)},
+    receipt=Receipt(order="o", total=decimal.Decimal("1.10")),
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        0,
+        1.0,
+        -0.0,
+        "text",
+        "\ud83d",
+        True,
+        [],
+        {},
+        {"a": [1, {"b": None}]},
+        INVOICE,
+        Receipt(order="o", total=decimal.Decimal("1.10")),
+    ],
+)
+def test_answers_come_back_as_they_were(once: Once, answer: Any) -> None:
+    """JSON values, models and dataclasses keep their type, with and without an annotation."""
+
+    @once(key="k")
+    def bare(k: str):  # type: ignore[no-untyped-def]
+        return answer
+
+    def typed(k: str) -> Any:
+        return answer
+
+    typed.__annotations__["return"] = type(answer)
+    for function in (bare, once(key="k")(typed)):
+        first, second = function("1"), function("1")
+        assert second == first == answer
+        assert type(second) is type(answer)
+        if isinstance(answer, (dict, list, Invoice)):
+            assert second is not first
+
+
+def test_containers_of_models_come_back_as_declared(once: Once) -> None:
+    """list[Model], dict[str, Dataclass], tuples and optionals are rebuilt from the annotation."""
+
+    @once(key="k")
+    def listed(k: str) -> list[Receipt]:
+        return [Receipt(order="a", total=decimal.Decimal(1))]
+
+    @once(key="k")
+    def mapped(k: str) -> dict[str, Line]:
+        return {"a": Line("a", 1.0)}
+
+    @once(key="k")
+    def paired(k: str) -> tuple[int, Line]:
+        return (1, Line("a", 1.0))
+
+    @once(key="k")
+    def many(k: str) -> tuple[int, ...]:
+        return (1, 2, 3)
+
+    @once(key="k")
+    def maybe(k: str) -> Line | None:
+        return Line("a", 1.0)
+
+    for function in (listed, mapped, paired, many, maybe):
+        assert function("1") == function("1")
+        assert type(function("1")) is type(function("1"))
+
+
+class Plain: ...
+
+
+@dataclasses.dataclass
+class Holder:
+    when: datetime.datetime
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [Plain, datetime.datetime, set, bytes, dict[str, Plain], list[bytes], dict[int, str], Holder],
+)
+def test_a_declared_answer_that_cant_come_back_fails_before_the_effect(
+    once: Once, declared: Any
+) -> None:
+    """A return type that can't be stored is refused at the first call, before the function."""
+    runs = []
+
+    def f(k: str) -> Any:
+        runs.append(1)
+
+    f.__annotations__["return"] = declared
+    wrapped = once(key="k")(f)
+    with pytest.raises(UnsupportedAnswerError, match="return JSON values"):
+        wrapped("1")
+    assert not runs
+
+
+@pytest.mark.parametrize("answer", [{1: 2}, (1, 2), {1, 2}, b"x", float("nan"), Plain()])
+def test_an_undeclared_answer_that_cant_come_back_is_done_once(
+    once: Once, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first caller gets it, with a warning; copies learn that it was not kept."""
+    runs = []
+
+    @once(key="k")
+    def f(k: str):  # type: ignore[no-untyped-def]
+        runs.append(1)
+        return answer
+
+    assert f("1") is answer
+    assert "can't be replayed" in caplog.text
+    with pytest.raises(AnswerOmittedError):
+        f("1")
+    assert len(runs) == 1
+
+
+def test_nothing_is_imported_for_a_stored_type(once: Once) -> None:
+    """A stored type that this process does not know is an error, never an import."""
+
+    @once(key="k")
+    def f(k: str):  # type: ignore[no-untyped-def]
+        return Line("a", 1.0)
+
+    f("1")
+    Line.__qualname__ = "Moved"
+    try:
+        f("2")
+        with pytest.raises(UnsupportedAnswerError, match="import its module"):
+            f("2")
+    finally:
+        Line.__qualname__ = "Line"
+
+
+def test_a_failure_frees_the_key(once: Once) -> None:
+    """An exception reaches the caller, and the next call runs."""
+    runs = []
+
+    @once(key="k")
+    def f(k: str) -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            raise RuntimeError("first")
+        return len(runs)
+
+    with pytest.raises(RuntimeError, match="first"):
+        f("1")
+    assert f("1") == f("1") == 2
+
+
+def test_the_claim_is_at_hand(once: Once) -> None:
+    """A handler can read its fence and attempts; outside there is no claim."""
+    fences = []
+
+    @once(key="k")
+    def f(k: str) -> int:
+        claim = current_claim()
+        claim.check()
+        fences.append(claim.fence)
+        if len(fences) == 1:
+            raise RuntimeError
+        return claim.attempts
+
+    with pytest.raises(RuntimeError):
+        f("1")
+    assert f("1") == 2
+    assert fences[1] > fences[0]
+    with pytest.raises(LookupError):
+        current_claim()
+
+
+def test_a_block_is_guarded(once: Once) -> None:
+    """The block gets a fence and gives an answer; a copy gets that answer."""
+    with once.guard("k", payload={"a": 1}) as claim:
+        assert not claim.replayed
+        assert claim.fence > 0
+        assert claim.attempts == 1
+        assert not claim.takeover
+        assert not claim.lost
+        claim.check()
+        claim.answer = {"done": True}
+    with once.guard("k", payload={"a": 1}) as claim:
+        assert claim.replayed
+        assert claim.answer == {"done": True}
+        assert (claim.fence, claim.attempts) == (0, 0)
+    with pytest.raises(IdempotencyConflictError), once.guard("k", payload={"a": 2}):
+        pass
+
+
+def test_a_failing_block_frees_its_key(once: Once) -> None:
+    """An exception in the block leaves the key free."""
+    with pytest.raises(RuntimeError), once.guard("k"):
+        raise RuntimeError
+    with once.guard("k") as claim:
+        assert not claim.replayed
+        assert claim.attempts == 2
+
+
+def test_a_block_in_flight_is_refused_without_a_wait(once: Once) -> None:
+    """With ``wait=0`` a copy is told at once, with the rest of the lease."""
+    with once.guard("k", lease=30), pytest.raises(IdempotencyInFlightError) as caught:
+        once.guard("k", wait=0).__enter__()
+    assert 29 <= (caught.value.retry_after or 0) <= 30
+
+
+async def test_async_functions_and_blocks() -> None:
+    """AsyncOnce does the same for coroutines."""
+    once = AsyncOnce(MemoryBackend())
+    runs = []
+
+    @once(key="k")
+    async def f(k: str, n: int = 0) -> Receipt:
+        runs.append(current_claim().attempts)
+        await asyncio.sleep(0)
+        return Receipt(order=k, total=decimal.Decimal(1))
+
+    answers = await asyncio.gather(*(f("1") for _ in range(20)))
+    assert len(runs) == 1
+    assert all(answer == answers[0] for answer in answers)
+    with pytest.raises(IdempotencyConflictError):
+        await f("1", 2)
+    async with once.guard("b") as claim:
+        claim.answer = [1]
+    async with once.guard("b") as claim:
+        assert claim.replayed
+        assert claim.answer == [1]
+    with pytest.raises(RuntimeError):
+        async with once.guard("c"):
+            raise RuntimeError
+    async with once.guard("c") as claim:
+        assert claim.attempts == 2
+    async with once.guard("d"):
+        with pytest.raises(IdempotencyInFlightError):
+            async with once.guard("d", wait=0):
+                pass
+
+
+def test_forms_must_match() -> None:
+    """Sync and async are never mixed silently; generators can't be replayed."""
+
+    async def asynchronous(k: str) -> None: ...
+    def synchronous(k: str) -> None: ...
+    def generator(k: str) -> Any:
+        yield k
+
+    with pytest.raises(BackendMismatchError, match="AsyncOnce"):
+        Once(MemoryStore())(key="k")(asynchronous)
+    with pytest.raises(BackendMismatchError, match="use Once"):
+        AsyncOnce(MemoryBackend())(key="k")(synchronous)  # type: ignore[arg-type]
+    with pytest.raises(BackendMismatchError, match="return a list"):
+        Once(MemoryStore())(key="k")(generator)
+    with pytest.raises(BackendMismatchError, match="sync store"):
+        Once(MemoryBackend())  # type: ignore[arg-type]
+    with pytest.raises(BackendMismatchError, match="async store"):
+        AsyncOnce(MemoryStore())  # type: ignore[arg-type]
+
+
+def test_options_override_the_policy(clock: ManualClock) -> None:
+    """Options of the guard, then of the function, replace those of the policy."""
+    once = Once(MemoryStore(clock=clock), policy=Policy(ttl=100), lease=7)
+    assert once.policy == Policy(ttl=100, lease=7)
+    runs = []
+
+    @once(key="k", ttl=datetime.timedelta(seconds=10))
+    def f(k: str) -> int:
+        runs.append(1)
+        return len(runs)
+
+    f("1")
+    clock.advance(9)
+    assert f("1") == 1
+    clock.advance(1)
+    assert f("1") == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 0},
+        {"ttl": -1},
+        {"ttl": float("nan")},
+        {"ttl": "1d"},
+        {"ttl": True},
+        {"lease": 0},
+        {"lease": 0.001},
+        {"wait": -1},
+        {"max_run": 0},
+        {"max_answer_bytes": -1},
+        {"skew": -1},
+    ],
+)
+def test_options_that_cant_work_are_refused(options: dict[str, Any]) -> None:
+    """A wrong duration is a ValueError that names the option."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Policy(**options)

@@ -1,0 +1,171 @@
+"""The memory store: bounds, expiry in small steps, sharing, and no silent eviction."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from oncekey import MemoryBackend, MemoryStore, StoreError, connect
+from oncekey.errors import StoreClosedError, StoreFullError
+from oncekey.models import Key, Record, Scope, Terms, Verdict
+from oncekey.stores import memory
+from oncekey.testing import ManualClock
+
+SCOPE = Scope("webhook", "test", "sender")
+TERMS = Terms(lease_ms=1000, ttl_ms=60_000)
+
+
+def test_a_full_store_refuses_and_never_evicts(clock: ManualClock) -> None:
+    """At its bound the store refuses new keys by name; live ones stay; expired ones make room."""
+    store = MemoryStore(max_entries=100, clock=clock)
+    for number in range(100):
+        assert store.first_seen(Key(SCOPE, str(number)), TERMS)
+    for refuse in (
+        lambda: store.first_seen(Key(SCOPE, "new"), TERMS),
+        lambda: store.claim(Key(SCOPE, "new"), b"o", b"", TERMS),
+        lambda: store.write(Key(SCOPE, "new"), b"", b"j", store.now() + 1000),
+    ):
+        with pytest.raises(StoreFullError, match="max_entries"):
+            refuse()
+    assert not any(store.first_seen(Key(SCOPE, str(number)), TERMS) for number in range(100))
+    clock.advance(60)
+    assert store.first_seen(Key(SCOPE, "new"), TERMS)
+
+
+def test_a_claim_looks_at_few_records(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys live, expiry costs a few looks a claim, and no claim pays for all."""
+    looks = 0
+    worst = 0
+    real = memory._purge_at
+
+    def counting(slot: object) -> int:
+        nonlocal looks
+        looks += 1
+        return real(slot)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory, "_purge_at", counting)
+    store = MemoryStore(clock=clock)
+    total = 60_000
+    for number in range(total):
+        before = looks
+        store.first_seen(Key(SCOPE, str(number)), TERMS)
+        worst = max(worst, looks - before)
+        if number % 1000 == 0:
+            clock.advance(1)
+    assert looks <= 3 * total
+    assert worst <= 4 * total / memory.SHARDS + 100
+
+
+def test_expired_records_go_by_themselves(clock: ManualClock) -> None:
+    """Inserting alone keeps the garbage bounded: nobody has to call sweep."""
+    store = MemoryStore(clock=clock)
+    short = Terms(lease_ms=1000, ttl_ms=1000)
+    for batch in range(6):
+        for number in range(100_000):
+            store.first_seen(Key(SCOPE, f"{batch}-{number}"), short)
+        clock.advance(120)
+    assert store._table.count < 300_000
+
+
+def test_the_collector_does_not_see_settled_records() -> None:
+    """Completed records and marks are not tracked by the garbage collector."""
+    store = MemoryStore()
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(5000):
+        key = Key(SCOPE, str(number))
+        if number % 2:
+            store.first_seen(key, TERMS)
+        else:
+            fence = store.claim(key, b"owner", b"print", TERMS).fence
+            store.complete(key, b"owner", fence, b"janswer", TERMS)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 500
+
+
+def test_records_survive_packing() -> None:
+    """What is packed into bytes comes out as it went in."""
+    record = Record(
+        memory.State.RELEASED, b"o" * 16, 2**62, b"f" * 64, 0, -5, 2**61, 2**32 - 1, None
+    )
+    for one in (record, record._replace(answer=b""), record._replace(answer=b"\0x", owner=b"")):
+        assert memory._unpack(memory._pack(one)) == one
+        assert memory._purge_at(memory._pack(one)) == 2**61
+
+
+def test_stores_of_one_name_share_their_records() -> None:
+    """memory://name is one table for sync and async; memory:// is its own."""
+    first, second = connect("memory://shared-name"), connect("memory://shared-name")
+    assert first.first_seen(Key(SCOPE, "k"), TERMS)
+    assert not second.first_seen(Key(SCOPE, "k"), TERMS)
+    assert MemoryBackend("shared-name")._table is first._table  # type: ignore[attr-defined]
+    assert connect("memory://").first_seen(Key(SCOPE, "k"), TERMS)
+    first.close()
+    assert connect("memory://shared-name").first_seen(Key(SCOPE, "k"), TERMS)
+
+
+def test_a_closed_store_says_so() -> None:
+    """After close, new keys are refused."""
+    store = MemoryStore()
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError, match="connect again"):
+        store.first_seen(Key(SCOPE, "k"), TERMS)
+
+
+def test_many_scopes_stay_apart_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scopes past the short names still have names of their own."""
+    monkeypatch.setattr(memory, "SHORT_SCOPES", 10)
+    store = MemoryStore()
+    scopes = [Scope("webhook", "n", f"sender-{number}") for number in range(50)]
+    assert all(store.first_seen(Key(scope, "k"), TERMS) for scope in scopes)
+    assert not any(store.first_seen(Key(scope, "k"), TERMS) for scope in scopes)
+    assert len(store._table.scopes) == 10
+
+
+def test_threads_share_one_store() -> None:
+    """Claims from many threads: one winner a key, and the count is right."""
+    store = MemoryStore()
+    wins: list[int] = []
+    start = threading.Barrier(16)
+
+    def work() -> None:
+        start.wait()
+        for number in range(500):
+            reply = store.claim(
+                Key(SCOPE, str(number)), threading.get_ident().to_bytes(8), b"", TERMS
+            )
+            if reply.verdict is Verdict.WON and reply.attempts == 1:
+                wins.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(wins) == list(range(500))
+    assert store._table.count == 500
+
+
+def test_a_bound_of_nothing_is_refused() -> None:
+    """max_entries must leave room for a key."""
+    with pytest.raises(ValueError, match="max_entries"):
+        MemoryStore(max_entries=0)
+
+
+async def test_backend_counts_and_clears(clock: ManualClock) -> None:
+    """delete_expired gives how many it removed; clear removes the rest."""
+    backend = MemoryBackend(clock=clock)
+    for number in range(10):
+        await backend.first_seen(Key(SCOPE, str(number)), TERMS)
+    clock.advance(59)
+    assert await backend.delete_expired() == 0
+    assert await backend.delete_expired(clock() + 1) == 10
+    await backend.first_seen(Key(SCOPE, "k"), TERMS)
+    await backend.clear()
+    assert await backend._size() == 0
+    await backend.aclose()
+    with pytest.raises(StoreError):
+        await backend.first_seen(Key(SCOPE, "k"), TERMS)

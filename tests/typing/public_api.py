@@ -1,0 +1,64 @@
+"""What type checkers must see: checked by mypy --strict and basedpyright, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, assert_type
+
+from oncekey import (
+    AsyncOnce,
+    IdempotencyStore,
+    MemoryBackend,
+    MemoryStore,
+    Once,
+    SyncWebhookDedupStore,
+    WebhookDedupClaim,
+    WebhookDedupStore,
+    aconnect,
+    connect,
+)
+from oncekey.abc import AsyncStore, Store
+
+once = Once("memory://")
+async_once = AsyncOnce(aconnect("memory://"))
+
+
+@once(key="order_id", ttl=60)
+def charge(order_id: str, amount: int) -> dict[str, int]:
+    return {order_id: amount}
+
+
+@async_once(key="order_id")
+async def acharge(order_id: str, amount: int) -> list[int]:
+    return [amount]
+
+
+assert_type(charge("a", 1), dict[str, int])
+assert_type(connect("memory://"), Store)
+assert_type(aconnect("memory://"), AsyncStore)
+
+idempotency = IdempotencyStore(MemoryBackend(), ttl_seconds=3600)
+
+
+@idempotency.wrap
+async def create(params: dict[str, Any], context: object = None) -> str:
+    return "x"
+
+
+@idempotency.wrap(operation="update")
+async def update(params: dict[str, Any], context: object = None) -> str:
+    return "x"
+
+
+handler: Callable[[dict[str, Any]], Awaitable[str]] = create
+
+
+async def use() -> None:
+    assert_type(await acharge("a", 1), list[int])
+    assert_type(await create({}), str)
+    assert_type(await update({}), str)
+    dedup = WebhookDedupStore(MemoryBackend())
+    assert_type(await dedup.check_and_record("s", "k"), bool)
+    assert_type(await dedup.claim("s", "k", "h"), WebhookDedupClaim)
+    assert_type(SyncWebhookDedupStore(MemoryStore()).check_and_record("s", "k"), bool)
+    assert_type(idempotency.capability(), dict[str, Any])
