@@ -6,6 +6,7 @@ Events hold no secrets: at most eight characters of a key, and a hash of its sco
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,15 @@ Listener = Callable[[Event], None]
 
 _listeners: tuple[Listener, ...] = ()
 _change = threading.Lock()
+
+
+def _fresh_lock() -> None:
+    global _change
+    _change = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_lock)
 
 
 def listening() -> bool:

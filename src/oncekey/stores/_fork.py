@@ -1,41 +1,57 @@
-"""What stores must do in a forked child: forget locks and connections of the parent.
+"""What stores do when the process forks.
 
-Inherited connections are dropped, never closed: closing would talk to the parent's server
-session, or release the parent's file locks.
+A child must not inherit a locked lock, nor an open database: SQLite keeps file locks in the
+memory of the process, so that a child with a copy of an open connection believes in locks that
+only its parent has. Stores therefore close before a fork and open again after it, on both sides.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
 
-__all__ = ["keep_forever", "reset_after_fork"]
-
-
-class _Resettable(Protocol):
-    def after_fork(self) -> None: ...
+__all__ = ["Forking", "watch_forks"]
 
 
-_stores: weakref.WeakSet[_Resettable] = weakref.WeakSet()
+class Forking:
+    """Three moments of a fork; a store overrides those that matter to it."""
+
+    def before_fork(self) -> None:
+        """In the parent, before: wait for work under way, and close what can't be inherited."""
+
+    def after_fork_in_parent(self) -> None:
+        """In the parent, after: go on."""
+
+    def after_fork_in_child(self) -> None:
+        """In the child: start over, with fresh locks."""
 
 
-def reset_after_fork(store: _Resettable) -> None:
-    """Call ``store.after_fork()`` in every child that is forked while ``store`` lives."""
+_stores: weakref.WeakSet[Forking] = weakref.WeakSet()
+_forking: list[Forking] = []
+
+
+def watch_forks(store: Forking) -> None:
+    """Tell ``store`` of every fork while it lives."""
     _stores.add(store)
 
 
-def _reset_all() -> None:
-    for store in list(_stores):
-        store.after_fork()
+def _before() -> None:
+    _forking[:] = _stores
+    for store in _forking:
+        store.before_fork()
+
+
+def _in_parent() -> None:
+    for store in _forking:
+        store.after_fork_in_parent()
+    _forking.clear()
+
+
+def _in_child() -> None:
+    for store in _forking:
+        store.after_fork_in_child()
+    _forking.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)
-
-
-def keep_forever(connection: object) -> None:
-    """Make sure that an inherited connection is never closed, not even when the child exits."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

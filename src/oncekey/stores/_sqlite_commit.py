@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.errors import StoreClosedError, StoreUnavailableError
-from oncekey.stores._fork import reset_after_fork
+from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._sqlite_db import Database, Job
 
 __all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]
@@ -21,7 +21,7 @@ __all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]
 MAX_BATCH = 512
 
 
-class ThreadsCommit:
+class ThreadsCommit(Forking):
     """For threads: the first to come leads, those who come meanwhile follow in its next commit.
 
     The caller's own thread does the work: no thread of our own, nothing to start after a fork.
@@ -29,10 +29,11 @@ class ThreadsCommit:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.after_fork()
-        reset_after_fork(self)
+        self.after_fork_in_child()
+        watch_forks(self)
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Start over: whoever waited or wrote is not in this process."""
         self._mutex = threading.Lock()
         self._queue: list[Job] = []
         self._leading = False
@@ -89,15 +90,16 @@ class ThreadsCommit:
                 heir.gate.release()
 
 
-class WriterCommit:
+class WriterCommit(Forking):
     """For event loops: one thread writes, so that no loop waits for the disk."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.after_fork()
-        reset_after_fork(self)
+        self.after_fork_in_child()
+        watch_forks(self)
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Start over: whoever waited or wrote is not in this process."""
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -175,7 +177,7 @@ def _resolve(entries: list[Any]) -> None:
             future.set_result(job.result)
 
 
-class TickCommit:
+class TickCommit(Forking):
     """For event loops that may wait for the disk: all calls of one tick share a commit, in place.
 
     Faster than a thread, but the loop stands still during each commit.
@@ -183,10 +185,11 @@ class TickCommit:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.after_fork()
-        reset_after_fork(self)
+        self.after_fork_in_child()
+        watch_forks(self)
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Start over: whoever waited or wrote is not in this process."""
         self._waiting: dict[asyncio.AbstractEventLoop, list[Any]] = {}
         self._closed = False
 

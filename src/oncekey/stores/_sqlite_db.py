@@ -27,7 +27,7 @@ from oncekey.errors import (
 )
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
-from oncekey.stores._fork import keep_forever, reset_after_fork
+from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sql import load_migrations, load_statements
 
@@ -64,7 +64,7 @@ class Job:
         return self.result
 
 
-class Database:
+class Database(Forking):
     """A database file in WAL mode, with one connection that writes and one that reads.
 
     Every change is a static method that takes the connection first: it runs on ours inside a
@@ -82,6 +82,8 @@ class Database:
                 f"durability must be 'full' (an acknowledged answer survives power loss) or "
                 f"'normal' (it survives a crash of the process), got {durability!r}"
             )
+        if "\0" in path:
+            raise StoreConfigError("the path of a SQLite file can't hold a NUL character")
         self.path = os.path.abspath(path)
         self.durability = durability
         self.busy_timeout = busy_timeout
@@ -91,7 +93,7 @@ class Database:
         self._writes = 0
         self._reset()
         self.writer()  # open now, so that a bad path or file fails here and not at the first call
-        reset_after_fork(self)
+        watch_forks(self)
 
     def _reset(self) -> None:
         self._writer: sqlite3.Connection | None = None
@@ -100,11 +102,19 @@ class Database:
         self.read_lock = threading.Lock()
         self.waiters = Waiters()
 
-    def after_fork(self) -> None:
-        """Forget the parent's connections, without closing them: that would drop its locks."""
-        for connection in (self._writer, self._reader):
-            if connection is not None:
-                keep_forever(connection)
+    def before_fork(self) -> None:
+        """Let what is under way finish, then close: no child may inherit an open database."""
+        self.write_lock.acquire()
+        self.read_lock.acquire()
+        self._close_connections()
+
+    def after_fork_in_parent(self) -> None:
+        """Open again at the next call."""
+        self.read_lock.release()
+        self.write_lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Open anew at the next call, with locks of our own."""
         self._reset()
 
     # Connections
@@ -150,6 +160,8 @@ class Database:
                     "that you may write to, not a network share"
                 )
             self._migrate(connection)
+            # Whether it can be written at all is better known now than at the first call.
+            self._patiently(lambda: connection.execute(SQL["probe"]))
         except sqlite3.Error as error:
             connection.close()
             raise self.named(error) from error
@@ -161,13 +173,19 @@ class Database:
     def _migrate(self, connection: sqlite3.Connection) -> None:
         newest = MIGRATIONS[-1][0]
         found = 0
-        if connection.execute(SQL["has_versions"]).fetchone():
-            found = connection.execute(SQL["version"]).fetchone()[0]
+        tables = {row[0] for row in connection.execute(SQL["tables"])}
+        if "oncekey_schema" in tables:
+            found = self._version(connection)
+        elif "oncekey_records" in tables:
+            raise StoreConfigError(
+                f"{self.path} has a table oncekey_records but no oncekey_schema that says which "
+                "version it is: restore it from a backup, or use another file"
+            )
         if found < newest:
             self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 connection.execute(SQL["create_versions"])
-                found = connection.execute(SQL["version"]).fetchone()[0]
+                found = self._version(connection)
                 for version, script in MIGRATIONS:
                     if version > found:
                         for statement in script.split(";\n"):
@@ -185,12 +203,21 @@ class Database:
                 "oncekey, or use another file"
             )
         have = {row[0] for row in connection.execute(SQL["columns"])}
-        missing = {"key", "answer", *Record._fields} - have
+        missing = {"key", "scope", *Record._fields} - have
         if missing:
             raise StoreConfigError(
                 f"the table oncekey_records in {self.path} lacks {', '.join(sorted(missing))}: "
                 "restore it from a backup, or use another file"
             )
+
+    def _version(self, connection: sqlite3.Connection) -> int:
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(oncekey_schema)")}
+        if "version" not in columns:
+            raise StoreConfigError(
+                f"the table oncekey_schema in {self.path} is not ours: rename it, or use another "
+                "file"
+            )
+        return int(connection.execute(SQL["version"]).fetchone()[0])
 
     def _patiently(self, action: Callable[[], Any]) -> Any:
         """Do ``action``, again and again while another process holds the file."""
@@ -216,10 +243,13 @@ class Database:
         """Close both connections. Closing twice does nothing."""
         with self.write_lock, self.read_lock:
             self.closed = True
-            for connection in (self._writer, self._reader):
-                if connection is not None:
-                    connection.close()
-            self._writer = self._reader = None
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                connection.close()
+        self._writer = self._reader = None
 
     def named(self, error: sqlite3.Error) -> StoreError:
         """The error with a name, a reason and a fix. Decided by code, never by text."""
@@ -305,7 +335,7 @@ class Database:
                 row = self.reader().execute(_READ, (digest,)).fetchone()
         except sqlite3.Error as error:
             raise self.named(error) from error
-        return None if row is None else Record(_STATES[row[0]], *row[1:])
+        return None if row is None else self.record(row)
 
     def peek(
         self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
@@ -328,7 +358,22 @@ class Database:
     def load(connection: sqlite3.Connection, digest: bytes) -> Record | None:
         """The record as this transaction sees it."""
         row = connection.execute(_READ, (digest,)).fetchone()
-        return None if row is None else Record(_STATES[row[0]], *row[1:])
+        return None if row is None else Database.record(row)
+
+    @staticmethod
+    def record(row: tuple[Any, ...]) -> Record:
+        """A row as a record.
+
+        Raises:
+            StoreCorruptError: No oncekey writes such a row.
+        """
+        state = row[0]
+        if state not in (0, 1, 2):
+            raise StoreCorruptError(
+                f"a record in the SQLite file is damaged: its state is {state!r}. Restore the "
+                "file from a backup, or delete that row of oncekey_records"
+            )
+        return Record(_STATES[state], *row[1:])
 
     @staticmethod
     def claim(

@@ -6,6 +6,7 @@ ever pays for the size of the whole: neither growing nor expiring touches more t
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -19,7 +20,7 @@ from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, check_text
 from oncekey.stores._answers import Answers
-from oncekey.stores._fork import reset_after_fork
+from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._waiters import Waiters
 
 __all__ = ["MemoryBackend", "MemoryStore"]
@@ -80,7 +81,7 @@ def _purge_at(slot: _Slot) -> int:
     return slot.purge_at  # type: ignore[union-attr]
 
 
-class _Table:
+class _Table(Forking):
     """The records of one memory store; sync and async faces share it.
 
     A new key goes in with ``dict.setdefault``, which is one step for all threads, so that the
@@ -98,10 +99,11 @@ class _Table:
         self.sweep_at = [64] * SHARDS  # how far it may grow before it is swept
         self.unreserved = max_entries  # room that no limit has taken yet
         self.scopes: dict[bytes, str] = {}
-        self.after_fork()
-        reset_after_fork(self)
+        self.after_fork_in_child()
+        watch_forks(self)
 
-    def after_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Fresh locks: another thread of the parent may have held the old ones."""
         self.lock = threading.Lock()
         self.waiters = Waiters()
 
@@ -309,6 +311,15 @@ class _Table:
 
 _named: dict[str, _Table] = {}
 _naming = threading.Lock()
+
+
+def _fresh_naming() -> None:
+    global _naming
+    _naming = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_naming)
 
 
 def _table(name: str, max_entries: int) -> _Table:

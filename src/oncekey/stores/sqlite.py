@@ -363,6 +363,8 @@ def _path(rest: str, options: dict[str, Any]) -> str:
             raise StoreConfigError(
                 f"sqlite has no option {name!r}: use durability, commit or busy_timeout"
             )
+        if name == "busy_timeout" and not value.replace(".", "", 1).isdigit():
+            raise StoreConfigError(f"busy_timeout must be seconds, got {value!r}")
         options.setdefault(name, float(value) if name == "busy_timeout" else value)
     return path[1:]
 

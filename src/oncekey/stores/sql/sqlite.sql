@@ -1,8 +1,8 @@
 -- name: create_versions
 CREATE TABLE IF NOT EXISTS oncekey_schema (version INTEGER NOT NULL PRIMARY KEY, applied_at INTEGER NOT NULL)
 
--- name: has_versions
-SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'oncekey_schema'
+-- name: tables
+SELECT name FROM sqlite_master WHERE type = 'table'
 
 -- name: version
 SELECT coalesce(max(version), 0) FROM oncekey_schema
@@ -34,6 +34,9 @@ SELECT key, purge_at FROM oncekey_records WHERE key > ? ORDER BY key LIMIT ?
 
 -- name: sweep_delete
 DELETE FROM oncekey_records WHERE key = ? AND purge_at <= ?
+
+-- name: probe
+DELETE FROM oncekey_records WHERE key = x''
 
 -- name: clear
 DELETE FROM oncekey_records

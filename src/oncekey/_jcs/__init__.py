@@ -1,0 +1,1 @@
+"""RFC 8785 behind ``oncekey.canonical``: the pure writer and parser, faults, the orjson path."""
