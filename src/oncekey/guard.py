@@ -392,4 +392,5 @@ class _AsyncGuard:
         try:
             await self._guarded.__aexit__(exc_type, exc, traceback)
         finally:
-            await engine.agive_up(self._store, self._job, opened.claim, exc)
+            if not isinstance(exc, GeneratorExit):  # then nothing can be awaited any more
+                await engine.agive_up(self._store, self._job, opened.claim, exc)

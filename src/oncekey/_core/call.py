@@ -264,7 +264,7 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     flow = acquire(job.key, job.fingerprint, job.plan, job.operation, store.poll_seconds, owner)
     try:
         return await arun(flow, store)
-    except Exception:
+    except (Exception, GeneratorExit):
         raise
     except BaseException:
         _in_background(store.release(job.key, owner, None))
@@ -299,6 +299,8 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
     try:
         async with guarded(store, job, claim):
             value = await handler()
+    except GeneratorExit:
+        raise  # thrown away with its loop: nothing can be awaited, the lease frees the key
     except BaseException as error:
         await agive_up(store, job, claim, error)
         raise
@@ -312,6 +314,7 @@ async def guarded(store: AsyncStore, job: Job, claim: Claim) -> AsyncIterator[No
     if task is None:
         raise RuntimeError("a guarded call must run in an asyncio task")
     interrupted = False
+    cancelled_before = task.cancelling()
 
     def interrupt() -> None:
         nonlocal interrupted
@@ -323,6 +326,13 @@ async def guarded(store: AsyncStore, job: Job, claim: Claim) -> AsyncIterator[No
             yield
     except asyncio.CancelledError:
         # Ours, not the caller's: the same bookkeeping as asyncio.timeout does.
-        if interrupted and task.uncancel() <= 0:
+        if interrupted and task.uncancel() <= cancelled_before:
             claim.check()
         raise
+    except BaseException:
+        if interrupted:
+            task.uncancel()  # the block turned our cancellation into something else
+        raise
+    else:
+        if interrupted:
+            task.uncancel()  # the block swallowed it; completing will find out that it is fenced

@@ -78,6 +78,7 @@ class Claim:
     terms: Terms
     operation: str = ""
     started: float = 0.0
+    leased_at: float = 0.0  # when the claim or its last renewal was sent, on the monotonic clock
     lost: bool = False
     settled: bool = field(default=False, repr=False)
 
@@ -117,8 +118,13 @@ def acquire(
             )
             # A reply can arrive after its lease is over (a stopped process, a slow network).
             # Starting then would run beside whoever took over.
-            margin = terms.lease_ms / 10_000
-            if monotonic() - sent < terms.lease_ms / 1000 - margin or (yield from renew(claim)):
+            fresh = terms.lease_ms / 1000 * 0.9
+            held = True
+            while held and monotonic() - sent >= fresh:
+                sent = monotonic()
+                held = yield from renew(claim)
+            if held:
+                claim.leased_at = sent
                 _tell_acquired(claim, waited, monotonic() - begun)
                 return claim
             sent = monotonic()

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from oncekey._core.drive import run
 from oncekey._core.flows import Claim, Plan, renew
 from oncekey.abc import AsyncStore, Store
-from oncekey.errors import StoreError
 from oncekey.instrument.events import EventKind, emit
 
 __all__ = ["AsyncBeat", "Beat"]
@@ -31,12 +30,12 @@ class _Schedule:
 
     def __init__(self, claim: Claim, plan: Plan) -> None:
         lease = claim.terms.lease_ms / 1000
-        now = plan.monotonic()
         self.claim = claim
         self.plan = plan
         self.every = lease / 3
-        self.due = now + self.every
-        self.dies_at = now + lease
+        # Counted from when the claim was sent: its reply may have taken a part of the lease.
+        self.due = claim.leased_at + self.every
+        self.dies_at = claim.leased_at + lease
         self.until = None if plan.max_run is None else claim.started + plan.max_run
         self.stopped = False
 
@@ -186,7 +185,7 @@ class AsyncBeat:
         try:
             held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
             again = schedule.renewed(held, sent)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
             again = schedule.failed(error)
         if again:
             self._arm()

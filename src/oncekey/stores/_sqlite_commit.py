@@ -38,6 +38,11 @@ class ThreadsCommit(Forking):
         self._queue: list[Job] = []
         self._leading = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is under way or about to be."""
+        return self._leading
+
     def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run ``method`` in the next transaction; returns when it is durable."""
         job = Job(method, args)
@@ -103,6 +108,11 @@ class WriterCommit(Forking):
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is under way or about to be."""
+        return not self._queue.empty()
 
     async def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run ``method`` in the next transaction; returns when it is durable."""
@@ -192,6 +202,11 @@ class TickCommit(Forking):
         """Start over: whoever waited or wrote is not in this process."""
         self._waiting: dict[asyncio.AbstractEventLoop, list[Any]] = {}
         self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is about to be."""
+        return bool(self._waiting)
 
     async def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run ``method`` in this tick's transaction; returns when it is durable."""

@@ -7,6 +7,7 @@ within one process; after a crash there is nothing that says work was under way.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import warnings
 from typing import Any
@@ -61,6 +62,12 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     return LegacyStore(backend)
 
 
+@functools.cache
+def _brief(terms: Terms) -> Terms:
+    """The same lease, but nothing is kept after it: the answer is the backend's to keep."""
+    return Terms(lease_ms=terms.lease_ms, ttl_ms=1)
+
+
 class LegacyStore(AsyncStore, ClockInjectable):
     """Claims live in memory, answers in the backend."""
 
@@ -104,8 +111,11 @@ class LegacyStore(AsyncStore, ClockInjectable):
             ) from error
 
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
-        """Claim in memory first, then look: whoever finished in between has put its answer."""
-        reply = self._pending.claim(key, owner, fingerprint, terms)
+        """Look, claim in memory, look again: who finished in between has put its answer."""
+        entry = await self._get(key)
+        if entry is not None:
+            return self._settled(entry, fingerprint)
+        reply = self._pending.claim(key, owner, fingerprint, _brief(terms))
         if reply.verdict is not Verdict.WON:
             return reply
         try:
@@ -116,6 +126,11 @@ class LegacyStore(AsyncStore, ClockInjectable):
         if entry is None:
             return reply
         self._pending.release(key, owner, reply.fence)
+        return self._settled(entry, fingerprint)
+
+    @staticmethod
+    def _settled(entry: CachedResponse, fingerprint: bytes) -> ClaimReply:
+        """A stored answer as the reply to a claim."""
         same = entry.payload_hash.encode() == fingerprint or not fingerprint
         response = entry.response
         answer = (
@@ -124,7 +139,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
             else b"j" + encode_json(response)
         )
         verdict = Verdict.REPLAY if same else Verdict.CONFLICT
-        return ClaimReply(verdict, reply.fence, 0, reply.attempts, answer if same else None)
+        return ClaimReply(verdict, 0, 0, 1, answer if same else None)
 
     async def complete(
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
@@ -141,7 +156,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``AsyncStore``."""
-        return self._pending.renew(key, owner, fence, terms)
+        return self._pending.renew(key, owner, fence, _brief(terms))
 
     async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
         """See ``AsyncStore``."""

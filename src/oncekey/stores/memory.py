@@ -134,20 +134,22 @@ class _Table(Forking):
         now_us = int(clock() * 1_000_000)
         place = hash(name) & _MASK
         slots = self.shards[place]
-        slot = slots.get(name)
-        if slot is None:
-            if len(slots) >= self.limits[place]:
-                self.make_room(place, now_us // 1000)
-            reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-            if record is not None and slots.setdefault(name, record) is record:
+        while True:
+            if name not in slots:
+                if len(slots) >= self.limits[place]:
+                    self.make_room(place, now_us // 1000)
+                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+                if record is not None and slots.setdefault(name, record) is record:
+                    return reply
+            with self.lock:
+                slot = slots.get(name)
+                if slot is None:
+                    continue  # swept meanwhile: without the lock, it is anybody's again
+                found = _unpack(slot)
+                reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
+                if record is not None:
+                    slots[name] = record
                 return reply
-        with self.lock:
-            slot = slots.get(name)
-            found = None if slot is None else _unpack(slot)
-            reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
-            if record is not None:
-                slots[name] = record
-            return reply
 
     def settle(
         self,
@@ -217,8 +219,9 @@ class _Table(Forking):
         """First-seen where a record is there already: it may be past its time."""
         with self.lock:
             slot = slots.get(name)
-            found = None if slot is None else _unpack(slot)
-            if transitions.mark(found, terms, now * 1000) is None:
+            if slot is None:  # swept meanwhile: others may insert at this very moment
+                return slots.setdefault(name, mark) is mark
+            if transitions.mark(_unpack(slot), terms, now * 1000) is None:
                 return False
             slots[name] = mark
             return True

@@ -82,10 +82,11 @@ class SQLiteStore(Store, Sweepable, ClockInjectable):
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. A replay reads and writes nothing."""
         database = self._database
-        now_us = int(self._clock() * 1_000_000)
-        reply = database.peek(key, owner, fingerprint, terms, now_us)
-        if reply is not None:
-            return reply
+        if not self._commit.busy:  # else the next commit is about to look anyway
+            now_us = int(self._clock() * 1_000_000)
+            reply = database.peek(key, owner, fingerprint, terms, now_us)
+            if reply is not None:
+                return reply
         won: ClaimReply = self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
@@ -149,8 +150,7 @@ class SQLiteStore(Store, Sweepable, ClockInjectable):
 
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``. A duplicate reads and writes nothing."""
-        now_us = int(self._clock() * 1_000_000)
-        if _seen(self._database, key, terms, now_us):
+        if not self._commit.busy and _seen(self._database, key, terms, self._clock):
             return False
         first: bool = self._commit.submit(self._database.mark, (key, terms, self._clock))
         return first
@@ -194,9 +194,9 @@ class SQLiteStore(Store, Sweepable, ClockInjectable):
         self._database.close()
 
 
-def _seen(database: Database, key: Key, terms: Terms, now_us: int) -> bool:
+def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     record = database.read(key.digest)
-    return record is not None and transitions.mark(record, terms, now_us) is None
+    return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
 class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
@@ -258,10 +258,11 @@ class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``. A replay reads and writes nothing."""
         database = self._database
-        now_us = int(self._clock() * 1_000_000)
-        reply = database.peek(key, owner, fingerprint, terms, now_us)
-        if reply is not None:
-            return reply
+        if not self._commit.busy:  # else the next commit is about to look anyway
+            now_us = int(self._clock() * 1_000_000)
+            reply = database.peek(key, owner, fingerprint, terms, now_us)
+            if reply is not None:
+                return reply
         won: ClaimReply = await self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
@@ -298,8 +299,7 @@ class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
 
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``. A duplicate reads and writes nothing."""
-        now_us = int(self._clock() * 1_000_000)
-        if _seen(self._database, key, terms, now_us):
+        if not self._commit.busy and _seen(self._database, key, terms, self._clock):
             return False
         first: bool = await self._commit.submit(self._database.mark, (key, terms, self._clock))
         return first
