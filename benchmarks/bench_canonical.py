@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey import canonical
+from oncekey._jcs.parser import parse_pure
 
 Case = Callable[[], str]
 
@@ -122,8 +123,7 @@ def text_cases(value: dict[str, Any]) -> dict[str, Case]:
     }
     cases["oncekey"] = lambda: sha(canonical.canonicalize_json(raw))
     if canonical.FAST:
-        pure = canonical._parse_pure
-        cases["oncekey, pure Python"] = lambda: sha(canonical._canonicalize_pure(pure(raw)))
+        cases["oncekey, pure Python"] = lambda: sha(canonical._canonicalize_pure(parse_pure(raw)))
     return cases
 
 

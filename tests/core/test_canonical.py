@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from oncekey import canonical
+from oncekey._jcs import fast
 from oncekey.canonical import (
     EXCLUDED_FIELDS,
     EXCLUDED_PATHS,
@@ -132,7 +133,7 @@ def test_astral_values_do_not_need_the_pure_writer(path_in_use: str) -> None:
     value = {"b": "\ufe0f\U0001f600", "a": '\U0001f600":'}
     assert canonicalize(value) == '{"a":"\U0001f600\\":","b":"\ufe0f\U0001f600"}'.encode()
     if path_in_use == "fast":
-        assert canonical._attempt(value) is not None
+        assert fast.attempt(value) is not None
 
 
 def test_the_fast_path_is_taken(path_in_use: str) -> None:
@@ -140,10 +141,10 @@ def test_the_fast_path_is_taken(path_in_use: str) -> None:
     if path_in_use == "pure":
         pytest.skip("about the fast path")
     value = {"id": "evt_1", "n": 24.0, "f": -0.5, "none": None, "list": [1.0, -0.0, "x\\", 2.0]}
-    assert canonical._attempt(value) == canonical._canonicalize_pure(value)
+    assert fast.attempt(value) == canonical._canonicalize_pure(value)
     raw = json.dumps(value).encode()
-    assert canonical._attempt_json(raw) == canonical._canonicalize_pure(value)
-    assert canonical._attempt_parse(raw) == (True, value)
+    assert fast.attempt_json(raw) == canonical._canonicalize_pure(value)
+    assert fast.attempt_parse(raw) == (True, value)
 
 
 @pytest.mark.parametrize(
@@ -598,14 +599,19 @@ def test_errors_are_of_the_one_base_class() -> None:
 
 
 def load_with(orjson: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Load a second copy of the module that sees another orjson, or none."""
+    """Load a second copy of the public module, on a fast path that sees another orjson, or none."""
     monkeypatch.setitem(sys.modules, "orjson", orjson)
-    spec = importlib.util.spec_from_file_location("canonical_copy", canonical.__file__)
+    monkeypatch.setitem(sys.modules, "oncekey._jcs.fast", copy_of(fast))
+    return copy_of(canonical)
+
+
+def copy_of(module: types.ModuleType) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("a_copy", str(module.__file__))
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def test_without_orjson_the_pure_path_serves(monkeypatch: pytest.MonkeyPatch) -> None:

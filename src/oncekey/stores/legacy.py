@@ -116,16 +116,18 @@ class LegacyStore(AsyncStore, ClockInjectable):
         if entry is not None:
             return self._settled(entry, fingerprint)
         reply = self._pending.claim(key, owner, fingerprint, _brief(terms))
-        if reply.verdict is not Verdict.WON:
-            return reply
+        won = reply.verdict is Verdict.WON
         try:
+            # Lost to a claim that will itself find an answer here? Then that answer counts too.
             entry = await self._get(key)
         except BaseException:
-            self._pending.release(key, owner, reply.fence)
+            if won:
+                self._pending.release(key, owner, reply.fence)
             raise
         if entry is None:
             return reply
-        self._pending.release(key, owner, reply.fence)
+        if won:
+            self._pending.release(key, owner, reply.fence)
         return self._settled(entry, fingerprint)
 
     @staticmethod
