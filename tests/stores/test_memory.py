@@ -10,7 +10,7 @@ import pytest
 from oncekey import MemoryBackend, MemoryStore, StoreError, connect
 from oncekey.errors import StoreClosedError, StoreFullError
 from oncekey.models import Key, Record, Scope, Terms, Verdict
-from oncekey.stores import memory
+from oncekey.stores import _memory_table as memory
 from oncekey.testing import ManualClock
 
 SCOPE = Scope("webhook", "test", "sender")

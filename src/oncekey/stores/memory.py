@@ -7,312 +7,22 @@ ever pays for the size of the whole: neither growing nor expiring touches more t
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store, Sweepable
-from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
-from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, check_text
+from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
-from oncekey.stores._fork import Forking, watch_forks
-from oncekey.stores._waiters import Waiters
+from oncekey.stores._memory_table import Table
 
 __all__ = ["MemoryBackend", "MemoryStore"]
 
-SHARDS: Final = 1024
-SHORT_SCOPES: Final = 65_536
-GRACE_MS: Final = 60_000  # records outlive their time by this, so that clocks may differ a little
 DEFAULT_MAX_ENTRIES: Final = 10_000_000
 
-# A settled record is one bytes object: the garbage collector never looks at it, and nobody can
-# change it. Fence, expiry, purge time, attempts, state, lengths of owner and fingerprint; then
-# owner, fingerprint and answer.
-_HEAD = struct.Struct("<qqqIBBH?")
-_PURGE_AT = struct.Struct("<q")
-_PURGE_OFFSET: Final = 16
-_STATES: Final = tuple(State)
-_MASK: Final = SHARDS - 1
-
-_Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
-
-
-def _pack(record: Record) -> bytes:
-    answer = record.answer
-    head = _HEAD.pack(
-        record.fence,
-        record.expires_at,
-        record.purge_at,
-        record.attempts,
-        record.state,
-        len(record.owner),
-        len(record.fingerprint),
-        answer is not None,
-    )
-    return b"".join((head, record.owner, record.fingerprint, answer or b""))
-
-
-def _unpack(slot: _Slot) -> Record:
-    kind = type(slot)
-    if kind is Record:
-        return slot  # type: ignore[return-value]
-    if kind is int:
-        return Record(State.COMPLETED, b"", 0, b"", 0, slot, slot, 1, None)  # type: ignore[arg-type]
-    raw: bytes = slot  # type: ignore[assignment]
-    fence, expires_at, purge_at, attempts, state, owners, prints, answered = _HEAD.unpack_from(raw)
-    cut = _HEAD.size + owners
-    owner, fingerprint = raw[_HEAD.size : cut], raw[cut : cut + prints]
-    answer = raw[cut + prints :] if answered else None
-    fields = (_STATES[state], owner, fence, fingerprint, 0, expires_at, purge_at, attempts, answer)
-    return tuple.__new__(Record, fields)
-
-
-def _purge_at(slot: _Slot) -> int:
-    kind = type(slot)
-    if kind is int:
-        return slot  # type: ignore[return-value]
-    if kind is bytes:
-        return int(_PURGE_AT.unpack_from(slot, _PURGE_OFFSET)[0])  # type: ignore[arg-type]
-    return slot.purge_at  # type: ignore[union-attr]
-
-
-class _Table(Forking):
-    """The records of one memory store; sync and async faces share it.
-
-    A new key goes in with ``dict.setdefault``, which is one step for all threads, so that the
-    commonest path takes no lock. Whatever changes or removes a record holds the lock. A dict is
-    never replaced, as somebody may be about to insert into it.
-    """
-
-    def __init__(self, max_entries: int) -> None:
-        if max_entries < 1:
-            raise PolicyError(f"max_entries must be at least 1, got {max_entries}")
-        self.max_entries = max_entries
-        self.closed = False
-        self.shards: list[dict[str, _Slot]] = [{} for _ in range(SHARDS)]
-        self.limits = [0] * SHARDS  # how far each dict may grow before somebody looks after it
-        self.sweep_at = [64] * SHARDS  # how far it may grow before it is swept
-        self.unreserved = max_entries  # room that no limit has taken yet
-        self.scopes: dict[bytes, str] = {}
-        self.after_fork_in_child()
-        watch_forks(self)
-
-    def after_fork_in_child(self) -> None:
-        """Fresh locks: another thread of the parent may have held the old ones."""
-        self.lock = threading.Lock()
-        self.waiters = Waiters()
-
-    @property
-    def count(self) -> int:
-        """How many records there are, expired ones that were not swept yet included."""
-        return sum(map(len, self.shards))
-
-    def name(self, key: Key) -> str:
-        """The dict key of ``key``: exact, and short for the first scopes that come."""
-        scope = self.scopes.get(key.scope.prefix)
-        if scope is None:
-            scope = self.new_scope(key.scope.prefix)
-        return scope + key.name
-
-    def new_scope(self, prefix: bytes) -> str:
-        with self.lock:
-            if len(self.scopes) < SHORT_SCOPES:
-                return self.scopes.setdefault(prefix, f"{len(self.scopes):x}|")
-        # Scopes past that number keep their full name: a scope never has two names, and the
-        # table of short ones stays bounded.
-        return prefix.decode() + "|"
-
-    def claim(
-        self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms, clock: Clock
-    ) -> ClaimReply:
-        name = self.name(key)
-        now_us = int(clock() * 1_000_000)
-        place = hash(name) & _MASK
-        slots = self.shards[place]
-        while True:
-            if name not in slots:
-                if len(slots) >= self.limits[place]:
-                    self.make_room(place, now_us // 1000)
-                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-                if record is not None and slots.setdefault(name, record) is record:
-                    return reply
-            with self.lock:
-                slot = slots.get(name)
-                if slot is None:
-                    continue  # swept meanwhile: without the lock, it is anybody's again
-                found = _unpack(slot)
-                reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
-                if record is not None:
-                    slots[name] = record
-                return reply
-
-    def settle(
-        self,
-        key: Key,
-        event: Event,
-        owner: bytes,
-        fence: int | None,
-        terms: Terms,
-        clock: Clock,
-        answer: bytes | None = None,
-    ) -> bool:
-        name = self.name(key)
-        now = int(clock() * 1000)
-        slots = self.shards[hash(name) & _MASK]
-        with self.lock:
-            slot = slots.get(name)
-            if slot is None:
-                return False
-            held, record = transitions.settle(
-                _unpack(slot), event, owner, fence, terms, now, answer
-            )
-            if record is not None:
-                slots[name] = record if event is Event.RENEW else _pack(record)
-        if held and self.waiters and event is not Event.RENEW:
-            self.waiters.wake(name)
-        return held
-
-    def marker(self, scope: Scope, terms: Terms, clock: Clock) -> Callable[[str], bool]:
-        """First-seen for the keys of one scope, with all that does not change looked up once."""
-        prefix = self.name(Key(scope, ""))
-        shards, limits, ttl_ms = self.shards, self.limits, terms.ttl_ms
-        get_ident = threading.get_ident
-        home = get_ident()
-        now = expires_at = 0
-        since = until = 0.0
-
-        def first_seen(key: str) -> bool:
-            # Calls of one millisecond share the arithmetic and one int object for the expiry.
-            nonlocal now, expires_at, since, until
-            moment = clock()
-            if not since <= moment < until:
-                now = int(moment * 1000)
-                since, until = moment, (now + 1) / 1000
-                expires_at = now + ttl_ms
-            name = prefix + key
-            place = hash(name) & _MASK
-            slots = shards[place]
-            slot = slots.get(name)
-            if type(slot) is int and now < slot:
-                return False
-            if not key or len(key) > 255 or not key.isascii() or "\0" in key:
-                check_text(key, "idempotency_key")
-            # An object that no other thread has: setdefault gives it back only if it went in.
-            mark = expires_at if get_ident() == home else int(str(expires_at))
-            if slot is None:
-                if len(slots) >= limits[place]:
-                    self.make_room(place, now)
-                if slots.setdefault(name, mark) is mark:
-                    return True
-            return self.mark_again(slots, name, mark, terms, now)
-
-        return first_seen
-
-    def mark_again(
-        self, slots: dict[str, _Slot], name: str, mark: int, terms: Terms, now: int
-    ) -> bool:
-        """First-seen where a record is there already: it may be past its time."""
-        with self.lock:
-            slot = slots.get(name)
-            if slot is None:  # swept meanwhile: others may insert at this very moment
-                return slots.setdefault(name, mark) is mark
-            if transitions.mark(_unpack(slot), terms, now * 1000) is None:
-                return False
-            slots[name] = mark
-            return True
-
-    def write(self, key: Key, record: Record, now: int) -> None:
-        name = self.name(key)
-        place = hash(name) & _MASK
-        slots = self.shards[place]
-        if name not in slots and len(slots) >= self.limits[place]:
-            self.make_room(place, now)
-        with self.lock:
-            old = slots.get(name)
-            if old is not None:
-                record = record._replace(fence=max(_unpack(old).fence + 1, record.fence))
-            slots[name] = _pack(record)
-        self.waiters.wake(name)
-
-    def read(self, key: Key) -> Record | None:
-        name = self.name(key)
-        slot = self.shards[hash(name) & _MASK].get(name)
-        return None if slot is None else _unpack(slot)
-
-    def settled(self, key: Key) -> bool:
-        """Whether there is nothing to wait for."""
-        record = self.read(key)
-        return record is None or record.state is not State.PENDING
-
-    def make_room(self, place: int, now: int) -> None:
-        """Let one dict grow: sweep it if that is due, then reserve room for it.
-
-        A dict holds a few thousand records at five million in all, so that this never takes a
-        millisecond, and each record pays for a look or two.
-        """
-        if self.closed:
-            raise StoreClosedError("this memory store is closed: connect again")
-        with self.lock:
-            slots = self.shards[place]
-            if len(slots) >= self.sweep_at[place]:
-                self.sweep_shard(place, now - GRACE_MS)
-            if len(slots) < self.limits[place]:
-                return
-            if self.unreserved == 0 and not self.find_room(now):
-                raise StoreFullError(
-                    f"the memory store holds {self.max_entries} live records, its max_entries: "
-                    "raise max_entries, shorten the TTL, or use sqlite:///file.db. No live "
-                    "record is evicted"
-                )
-            more = max(1, min(64 + len(slots) // 2, self.unreserved // (2 * SHARDS)))
-            self.limits[place] += more
-            self.unreserved -= more
-
-    def find_room(self, now: int) -> bool:
-        """All room is reserved: take back what is unused, and what expired records hold."""
-        for removing in (False, True):
-            if removing:
-                for place in range(SHARDS):
-                    self.sweep_shard(place, now)
-            self.limits[:] = map(len, self.shards)
-            self.unreserved = max(0, self.max_entries - sum(self.limits))
-            if self.unreserved:
-                return True
-        return False
-
-    def sweep_shard(self, place: int, cutoff: int) -> int:
-        slots = self.shards[place]
-        dead = [name for name, slot in list(slots.items()) if _purge_at(slot) <= cutoff]
-        for name in dead:
-            del slots[name]
-        self.sweep_at[place] = 64 + len(slots) + len(slots) // 2
-        return len(dead)
-
-    def sweep(self, limit: int | None, cutoff: int) -> int:
-        removed = 0
-        for place in range(SHARDS):
-            with self.lock:  # given back between dicts, so that claims get through
-                removed += self.sweep_shard(place, cutoff)
-            if limit is not None and removed >= limit:
-                break
-        if removed:
-            emit(EventKind.SWEPT, operation="sweep", count=removed)
-        return removed
-
-    def clear(self) -> None:
-        with self.lock:
-            for slots in self.shards:
-                slots.clear()
-            self.limits[:] = [0] * SHARDS
-            self.unreserved = self.max_entries
-
-
-_named: dict[str, _Table] = {}
+_named: dict[str, Table] = {}
 _naming = threading.Lock()
 
 
@@ -325,13 +35,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_naming)
 
 
-def _table(name: str, max_entries: int) -> _Table:
+def _table(name: str, max_entries: int) -> Table:
     if not name:
-        return _Table(max_entries)
+        return Table(max_entries)
     with _naming:
         table = _named.get(name)
         if table is None or table.closed:
-            table = _named[name] = _Table(max_entries)
+            table = _named[name] = Table(max_entries)
         return table
 
 
