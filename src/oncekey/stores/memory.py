@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from oncekey._core.transitions import Event
 from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store, Sweepable
@@ -45,19 +45,10 @@ def _table(name: str, max_entries: int) -> Table:
         return table
 
 
-class MemoryStore(Store, Sweepable, Markable, ClockInjectable):
-    """The synchronous memory store.
+class _Face(Markable, ClockInjectable):
+    """What the sync and the async store have in common: a table, and a clock to see it by."""
 
-    Promises: atomic within one process. Everything is lost when the process ends, and other
-    processes see nothing of it.
-
-    Args:
-        name: Stores of one name share their records, also with a ``MemoryBackend``. Empty: alone.
-        max_entries: With that many live records, new keys get a ``StoreFullError``.
-        clock: Seconds since 1970; inject one in tests.
-    """
-
-    poll_seconds = 1.0
+    poll_seconds = 1.0  # rarely needed: a settled key wakes its waiters
 
     def __init__(
         self,
@@ -69,12 +60,29 @@ class MemoryStore(Store, Sweepable, Markable, ClockInjectable):
         self._table = _table(name, max_entries)
         self._clock = clock
 
-    def with_clock(self, clock: Clock) -> MemoryStore:
+    def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock."""
         view = object.__new__(type(self))
         view._table = self._table
         view._clock = clock
         return view
+
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """See ``Markable``."""
+        return self._table.marker(scope, terms, self._clock)
+
+
+class MemoryStore(_Face, Store, Sweepable):
+    """The synchronous memory store.
+
+    Promises: atomic within one process. Everything is lost when the process ends, and other
+    processes see nothing of it.
+
+    Args:
+        name: Stores of one name share their records, also with a ``MemoryBackend``. Empty: alone.
+        max_entries: With that many live records, new keys get a ``StoreFullError``.
+        clock: Seconds since 1970; inject one in tests.
+    """
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``."""
@@ -95,10 +103,6 @@ class MemoryStore(Store, Sweepable, Markable, ClockInjectable):
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``."""
         return self._table.marker(key.scope, terms, self._clock)(key.name)
-
-    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
-        """See ``Markable``."""
-        return self._table.marker(scope, terms, self._clock)
 
     def read(self, key: Key) -> Record | None:
         """See ``Store``."""
@@ -140,7 +144,7 @@ def _written(fingerprint: bytes, answer: bytes, expires_at: int, now: int) -> Re
     return Record(State.COMPLETED, b"", fence, fingerprint, 0, expires_at, expires_at, 1, answer)
 
 
-class MemoryBackend(Answers, AsyncSweepable, Markable, ClockInjectable):
+class MemoryBackend(_Face, Answers, AsyncSweepable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
     Promises: atomic within one process, for any number of threads and event loops. Everything is
@@ -151,25 +155,6 @@ class MemoryBackend(Answers, AsyncSweepable, Markable, ClockInjectable):
         max_entries: With that many live records, new keys get a ``StoreFullError``.
         clock: Seconds since 1970; inject one in tests.
     """
-
-    poll_seconds = 1.0
-
-    def __init__(
-        self,
-        name: str = "",
-        *,
-        max_entries: int = DEFAULT_MAX_ENTRIES,
-        clock: Clock = time.time,
-    ) -> None:
-        self._table = _table(name, max_entries)
-        self._clock = clock
-
-    def with_clock(self, clock: Clock) -> MemoryBackend:
-        """The same records, seen by another clock."""
-        view = object.__new__(type(self))
-        view._table = self._table
-        view._clock = clock
-        return view
 
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
@@ -192,10 +177,6 @@ class MemoryBackend(Answers, AsyncSweepable, Markable, ClockInjectable):
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``."""
         return self._table.marker(key.scope, terms, self._clock)(key.name)
-
-    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
-        """See ``Markable``."""
-        return self._table.marker(scope, terms, self._clock)
 
     async def read(self, key: Key) -> Record | None:
         """See ``AsyncStore``."""

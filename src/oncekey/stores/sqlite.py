@@ -6,7 +6,7 @@ import os
 import sqlite3
 import sys
 import time
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from oncekey._core import transitions
@@ -27,7 +27,30 @@ def _written(fingerprint: bytes, answer: bytes, expires_at: int, now_us: int) ->
     return Record(State.COMPLETED, b"", now_us, fingerprint, 0, expires_at, expires_at, 1, answer)
 
 
-class SQLiteStore(Store, Sweepable, ClockInjectable):
+class _Face(ClockInjectable):
+    """What the sync and the async store have in common: a file, and a clock to see it by."""
+
+    poll_seconds = 0.25
+    _database: Database
+    _commit: Any
+    _clock: Clock
+
+    @property
+    def path(self) -> str:
+        """Where the database file is."""
+        return self._database.path
+
+    def with_clock(self, clock: Clock) -> Self:
+        """The same file and connections, seen by another clock."""
+        view = object.__new__(type(self))
+        view._database = self._database
+        view._commit = self._commit
+        view._database.clocks.append(clock)
+        view._clock = clock
+        return view
+
+
+class SQLiteStore(_Face, Store, Sweepable):
     """The synchronous SQLite store.
 
     Promises: atomic for all threads and processes that open the file on one machine. With
@@ -49,8 +72,6 @@ class SQLiteStore(Store, Sweepable, ClockInjectable):
         StoreReadOnlyError: The file or its directory can't be written.
     """
 
-    poll_seconds = 0.25
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -64,20 +85,6 @@ class SQLiteStore(Store, Sweepable, ClockInjectable):
         )
         self._commit = ThreadsCommit(self._database)
         self._clock = clock
-
-    @property
-    def path(self) -> str:
-        """Where the database file is."""
-        return self._database.path
-
-    def with_clock(self, clock: Clock) -> SQLiteStore:
-        """The same file and connections, seen by another clock."""
-        view = object.__new__(type(self))
-        view._database = self._database
-        view._commit = self._commit
-        view._database.clocks.append(clock)
-        view._clock = clock
-        return view
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. A replay reads and writes nothing."""
@@ -199,7 +206,7 @@ def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
-class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
+class SQLiteBackend(_Face, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
     Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are
@@ -220,8 +227,6 @@ class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
         StoreReadOnlyError: The file or its directory can't be written.
     """
 
-    poll_seconds = 0.25
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -240,20 +245,6 @@ class SQLiteBackend(Answers, AsyncSweepable, ClockInjectable):
             WriterCommit(self._database) if commit == "thread" else TickCommit(self._database)
         )
         self._clock = clock
-
-    @property
-    def path(self) -> str:
-        """Where the database file is."""
-        return self._database.path
-
-    def with_clock(self, clock: Clock) -> SQLiteBackend:
-        """The same file and connections, seen by another clock."""
-        view = object.__new__(type(self))
-        view._database = self._database
-        view._commit = self._commit
-        view._database.clocks.append(clock)
-        view._clock = clock
-        return view
 
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``. A replay reads and writes nothing."""
