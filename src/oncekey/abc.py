@@ -5,7 +5,7 @@ The obligations, for every method that changes a record:
 * **Who may win.** Of any number of concurrent claims of one key, from any thread, process or
   machine that shares the store, exactly one wins while its lease runs.
 * **What must be atomic.** Reading the record, deciding by the tables in
-  ``oncekey._core.transitions`` and writing the result are one step that nobody can come between.
+  ``oncekey.transitions`` and writing the result are one step that nobody can come between.
 * **Whose clock counts.** The store's: a server's own, else the machine's or an injected one. The
   caller's clock never decides.
 * **What a reply means.** Once a method has returned, its change survives whatever the store says

@@ -7,11 +7,13 @@ loses nothing: only a handled event counts as one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
 
+from oncekey._core.call import in_background
 from oncekey._core.flows import new_owner
 from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Markable, Store
 from oncekey.errors import (
@@ -270,7 +272,12 @@ class WebhookDedupStore(_Dedup):
         key = self._key(sender_id, idempotency_key)
         owner = new_owner()
         mark = check_text(payload_hash, "payload_hash").encode()
-        return self._claimed(key, owner, await self._store.claim(key, owner, mark, self._terms))
+        try:
+            reply = await self._store.claim(key, owner, mark, self._terms)
+        except asyncio.CancelledError:
+            in_background(self._store.release(key, owner, None))  # it may have been won
+            raise
+        return self._claimed(key, owner, reply)
 
     async def complete(
         self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str

@@ -331,40 +331,56 @@ def test_an_interrupted_sync_handler_keeps_its_lease(
 # Failures
 
 
-async def test_a_waiter_takes_over_when_the_winner_fails() -> None:
+def test_a_waiter_takes_over_when_the_winner_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception frees the key at once, and one waiting copy runs; the rest get its answer."""
-    store = MemoryBackend()
-    inside, fail = asyncio.Event(), asyncio.Event()
-    runs: list[int] = []
+    virtual_plans(monkeypatch)
 
-    @AsyncOnce(store, scope="cancel", wait=60)(key="name")
-    async def work(name: str) -> int:
-        runs.append(1)
-        if len(runs) == 1:
-            inside.set()
-            await fail.wait()
-            raise ValueError("the first fails")
-        return len(runs)
+    async def main(loop: SeededLoop) -> None:
+        store = MemoryBackend(clock=loop.epoch)
+        runs: list[int] = []
 
-    winner = asyncio.create_task(work("k"))
-    await inside.wait()
-    waiters = [asyncio.create_task(work("k")) for _ in range(5)]
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not any(waiter.done() for waiter in waiters)
-    fail.set()
-    with pytest.raises(ValueError, match="the first fails"):
-        await winner
-    assert await asyncio.gather(*waiters) == [2] * 5
-    assert len(runs) == 2
-    record = await store.read(KEY)
-    assert record is not None
-    assert (record.state, record.attempts) == (State.COMPLETED, 2)
+        @AsyncOnce(store, scope="cancel", lease=30, wait=60)(key="name")
+        async def work(name: str) -> int:
+            runs.append(1)
+            if len(runs) == 1:
+                await asyncio.sleep(7)
+                raise ValueError("the first fails")
+            return len(runs)
+
+        winner = loop.create_task(work("k"))
+        await asyncio.sleep(1)
+        waiters = [loop.create_task(work("k")) for _ in range(5)]
+        with pytest.raises(ValueError, match="the first fails"):
+            await winner
+        assert await asyncio.gather(*waiters) == [2] * 5
+        assert loop.time() == 7, "the waiters are woken; neither a lease nor a look is waited for"
+        assert len(runs) == 2
+        record = await store.read(KEY)
+        assert record is not None
+        assert (record.state, record.attempts) == (State.COMPLETED, 2)
+
+    for seed in range(20):
+        run_seeded(seed, main)
+
+
+def test_a_waiter_wakes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting copy has the answer in the moment in which it is recorded."""
+    virtual_plans(monkeypatch)
+
+    async def main(loop: SeededLoop) -> None:
+        work, _, runs = guarded_sleep(loop, 10.123)
+        holder = loop.create_task(work("k"))
+        await asyncio.sleep(1)
+        assert await work("k") == await holder == "run 1"
+        assert loop.time() == 10.123
+        assert runs == ["k"]
+
+    for seed in range(20):
+        run_seeded(seed, main)
 
 
 def test_a_waiting_thread_takes_over_when_the_winner_fails() -> None:
     """The same between threads."""
-    store = MemoryStore()
     inside, waiting = threading.Event(), threading.Event()
 
     class Watched(MemoryStore):
@@ -375,7 +391,7 @@ def test_a_waiting_thread_takes_over_when_the_winner_fails() -> None:
     store = Watched()
     runs: list[int] = []
 
-    @Once(store, scope="cancel", wait=60)(key="name")
+    @Once(store, scope="cancel", lease=600, wait=60)(key="name")
     def work(name: str) -> int:
         runs.append(1)
         if len(runs) == 1:

@@ -401,6 +401,24 @@ class Lockstep(RuleBasedStateMachine):
         edge = records[which % len(records)][what] + past + skew
         self._pass(max(0, edge - self.now))
 
+    @precondition(lambda self: self.model.records)
+    @rule(
+        what=st.sampled_from(["lease", "expires", "purge"]),
+        which=st.integers(0, 2),
+        past=st.sampled_from([-1, 0]),
+        payload=st.sampled_from(list(PAYLOADS)),
+        terms=st.sampled_from(TERMS),
+    )
+    def claim_at_an_edge(
+        self, what: str, which: int, past: int, payload: str, terms: Terms
+    ) -> None:
+        key = list(self.model.records)[which % len(self.model.records)]
+        edge = self.model.records[key][what] + past
+        if what == "expires":
+            edge += terms.skew_ms
+        self._pass(max(0, edge - self.now))
+        self._claim(key, self._new_owner(), PAYLOADS[payload], terms)
+
     @rule()
     def sweep(self) -> None:
         self.agree(self.model.sweep(self.now), self.each("sweep"))

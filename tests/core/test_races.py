@@ -27,7 +27,8 @@ from oncekey import (
     ToolContext,
     WebhookDedupStore,
 )
-from oncekey.models import Key, Record, Scope, State
+from oncekey.models import Key, Record, Scope, State, Terms
+from oncekey.testing import ManualClock
 
 CALLERS = 64
 KEYS = [f"key-{number:03}" for number in range(100)]
@@ -222,3 +223,80 @@ async def test_tasks_race_for_the_first_sight(make_backend: Callable[[], AsyncSt
                 *(dedup.check_and_record("sender", name) for _ in range(CALLERS))
             )
             assert sum(told) == 1
+
+
+class Meddled(dict[str, Any]):
+    """A dict of the memory store's table: something happens after a look, or before an insert."""
+
+    after_look: dict[int, Callable[[], object]]
+    looks: int = 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name, default)
+        self._meddle()
+        return found
+
+    def setdefault(self, name: str, value: Any = None) -> Any:
+        self._meddle()
+        return super().setdefault(name, value)
+
+    def _meddle(self) -> None:
+        self.looks += 1
+        happens = self.after_look.pop(self.looks, None)
+        if happens is not None:
+            happens()
+
+
+@pytest.mark.parametrize("method", ["claim", "first_seen"])
+@pytest.mark.parametrize("rival_after", [1, 2, 3])
+@pytest.mark.parametrize("found", ["absent", "expired"])
+def test_nothing_between_two_looks_makes_a_second_winner(
+    method: str, rival_after: int, found: str
+) -> None:
+    """Of two callers that look at one key, swept meanwhile or never there, only one wins."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    key, terms = Key(Scope("race", "sweep"), "k"), Terms(lease_ms=100, ttl_ms=100)
+
+    def ask(owner: bytes) -> bool:
+        if method == "claim":
+            return store.claim(key, owner, b"", terms).verdict == "won"
+        return store.first_seen(key, terms)
+
+    if found == "expired":
+        assert ask(b"first")
+        clock.advance(60)
+    wins: list[bytes] = []
+    threads: list[threading.Thread] = []
+
+    def beside(work: Callable[[], object]) -> Callable[[], None]:
+        """Do ``work`` in another thread; if it needs a lock that is held here, it comes later."""
+
+        def start() -> None:
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+            threads[-1].join(0.2)
+
+        return start
+
+    def rival() -> None:
+        if ask(b"rival"):
+            wins.append(b"rival")
+
+    def sweep_then_maybe_rival() -> None:
+        store.sweep()
+        if rival_after == 1:
+            rival()
+
+    table = store._table
+    table.shards[:] = [Meddled(slots) for slots in table.shards]
+    for slots in table.shards:
+        slots.after_look = {1: beside(sweep_then_maybe_rival)}  # type: ignore[attr-defined]
+        if rival_after > 1:
+            slots.after_look[rival_after] = beside(rival)  # type: ignore[attr-defined]
+    if ask(b"slow"):
+        wins.append(b"slow")
+    for thread in threads:
+        thread.join()
+    assert len(threads) >= 1, "nothing came between: look at how the table is read now"
+    assert len(wins) == 1

@@ -18,6 +18,7 @@ from oncekey import (
     MemoryBackend,
     MemoryStore,
     OncekeyError,
+    SQLiteBackend,
     SQLiteStore,
     StoreError,
     SyncWebhookDedupStore,
@@ -25,6 +26,7 @@ from oncekey import (
     WebhookDedupOwnershipError,
     WebhookDedupStore,
 )
+from oncekey._core import call
 from oncekey.errors import StoreConfigError
 from oncekey.testing import ManualClock
 
@@ -244,6 +246,21 @@ async def test_a_wrong_token_owns_nothing(dedup: WebhookDedupStore, token: str) 
         await dedup.release("s", "e", HASH, token)
     assert claim.claim_token
     assert await dedup.complete("s", "e", HASH, claim.claim_token) is True
+
+
+async def test_a_cancelled_claim_is_given_back(tmp_path: pathlib.Path) -> None:
+    """A receiver cancelled while it claims does not block the event for a whole lease."""
+    async with SQLiteBackend(tmp_path / "x.db") as backend:
+        dedup = WebhookDedupStore(backend)
+        for number in range(20):
+            task = asyncio.create_task(dedup.claim("s", f"e{number}", HASH))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        await asyncio.wait(call._background or {asyncio.create_task(asyncio.sleep(0))})
+        claims = [await dedup.claim("s", f"e{number}", HASH) for number in range(20)]
+        assert [claim.status for claim in claims] == ["claimed"] * 20
 
 
 def test_the_sync_store_does_the_same(clock: ManualClock) -> None:

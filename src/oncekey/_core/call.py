@@ -48,6 +48,7 @@ __all__ = [
     "arecord",
     "call",
     "give_up",
+    "in_background",
     "open_claim",
     "record",
     "refusal",
@@ -224,7 +225,7 @@ def _current(claim: Claim) -> Iterator[None]:
 _background: set[asyncio.Task[Any]] = set()
 
 
-def _in_background(work: Coroutine[Any, Any, Any]) -> None:
+def in_background(work: Coroutine[Any, Any, Any]) -> None:
     """Let ``work`` finish whatever becomes of the task that started it."""
     task = asyncio.get_running_loop().create_task(work)
     _background.add(task)
@@ -267,7 +268,7 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     except (Exception, GeneratorExit):
         raise
     except BaseException:
-        _in_background(store.release(job.key, owner, None))
+        in_background(store.release(job.key, owner, None))
         raise
 
 

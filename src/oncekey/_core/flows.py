@@ -23,14 +23,19 @@ __all__ = ["Claim", "Plan", "acquire", "complete", "new_owner", "release", "rene
 FIRST_LOOK = 0.005  # a waiter looks again after 5 ms, then backs off up to the store's poll_seconds
 
 
-_owners = random.Random(os.urandom(32))  # noqa: S311 - an id, unique but no secret
+_owners: list[bytes] = []  # a stock, as each read from the system costs as much as a claim
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _owners.seed(os.urandom(32)))
+    os.register_at_fork(after_in_child=_owners.clear)
 
 
 def new_owner() -> bytes:
     """A fresh owner id for one call. Never per process: a fork would share it."""
-    return _owners.getrandbits(128).to_bytes(16, "big")
+    try:
+        return _owners.pop()
+    except IndexError:
+        block = os.urandom(4096)
+        _owners.extend(block[at : at + 16] for at in range(16, 4096, 16))
+        return block[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +86,17 @@ class Claim:
     leased_at: float = 0.0  # when the claim or its last renewal was sent, on the monotonic clock
     lost: bool = False
     settled: bool = field(default=False, repr=False)
+    monotonic: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     def check(self) -> None:
         """Raise if the claim was lost. Call it before a step that can't be undone.
 
         Raises:
-            ClaimLostError: Another worker took the key over.
+            ClaimLostError: Another worker took the key over, or may have: the lease ran out and
+                could not be renewed.
         """
-        if self.lost:
+        overdue = self.monotonic() >= self.leased_at + self.terms.lease_ms / 1000
+        if self.lost or (overdue and not self.settled):
             raise ClaimLostError(
                 f"{self.operation or 'the call'} lost its claim to another worker: stop here, "
                 "nothing more of it will be recorded. If handlers often outlive their lease, "
@@ -124,7 +132,7 @@ def acquire(
                 sent = monotonic()
                 held = yield from renew(claim)
             if held:
-                claim.leased_at = sent
+                claim.leased_at, claim.monotonic = sent, monotonic
                 _tell_acquired(claim, waited, monotonic() - begun)
                 return claim
             sent = monotonic()
@@ -175,10 +183,8 @@ def _tell_acquired(claim: Claim, waited: bool, spent: float) -> None:
 
 
 def renew(claim: Claim) -> Flow[bool]:
-    """Count the lease from now. False, and ``claim.lost``, if somebody else has the key."""
+    """Count the lease from now. False if somebody else has the key."""
     held: bool = yield Op("renew", (claim.key, claim.owner, claim.fence, claim.terms))
-    if not held and not claim.settled:
-        claim.lost = True
     return held
 
 

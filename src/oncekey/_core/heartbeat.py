@@ -49,6 +49,7 @@ class _Schedule:
         if not held:
             self.claim.lost = True
             return False
+        self.claim.leased_at = sent
         self.dies_at = sent + self.every * 3
         self.due = sent + self.every
         return True
@@ -183,7 +184,8 @@ class AsyncBeat:
         claim = schedule.claim
         sent = schedule.plan.monotonic()
         try:
-            held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
+            async with asyncio.timeout(schedule.dies_at - sent):  # a reply after that is too late
+                held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
             again = schedule.renewed(held, sent)
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
             again = schedule.failed(error)

@@ -7,13 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from math import ceil
 
+from oncekey._core.forks import Forking, watch_forks
+
 __all__ = ["InsertLimiter"]
 
 _SLICES = 10
 _SCOPES_KEPT = 50_000
 
 
-class InsertLimiter:
+class InsertLimiter(Forking):
     """At most ``rate * window`` events in each of several windows, for every scope apart.
 
     A window is counted in ten slices, so that a scope costs a few numbers, not one for each event.
@@ -27,7 +29,12 @@ class InsertLimiter:
         self._windows = windows
         self._clock = clock
         self._lock = threading.Lock()
+        watch_forks(self)
         self._counts: OrderedDict[str, list[dict[int, int]]] = OrderedDict()
+
+    def after_fork_in_child(self) -> None:
+        """A fresh lock: another thread of the parent may have held the old one."""
+        self._lock = threading.Lock()
 
     def retry_after(self, scope: str) -> int | None:
         """``None`` if ``scope`` may make a key now, else the whole seconds until it may."""

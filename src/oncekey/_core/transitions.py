@@ -19,6 +19,7 @@ __all__ = [
     "Situation",
     "claim",
     "mark",
+    "mark_fence",
     "settle",
     "situate",
 ]
@@ -206,12 +207,21 @@ def settle(
     return True, _new(Record, (*fields, record.attempts, answer))
 
 
+def mark_fence(expires_at: int) -> int:
+    """The fence of a first-seen mark that ends at ``expires_at``."""
+    return expires_at * 1000 - 1
+
+
 def mark(record: Record | None, terms: Terms, now_us: int) -> Record | None:
     """Decide a first-seen call: the record to write if the key is new, else ``None``."""
     now = now_us // 1000
     situation = situate(record, b"", now, terms)
     if situation not in (Situation.ABSENT, Situation.RELEASED, Situation.LAPSED, Situation.GONE):
         return None
-    fence = now_us if record is None else max(record.fence + 1, now_us)
     expires_at = now + terms.ttl_ms
+    # Nobody owns a mark. Its fence lies past this moment and below any win after its window, so
+    # that a store need not keep it beside the expiry.
+    fence = mark_fence(expires_at)
+    if record is not None:
+        fence = max(record.fence + 1, fence)
     return Record(State.COMPLETED, b"", fence, b"", 0, expires_at, expires_at, 1, None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from oncekey._core import transitions
+from oncekey._core.forks import Forking, watch_forks
 from oncekey._core.transitions import Event
 from oncekey.abc import Clock
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, check_text
-from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._waiters import Waiters
 
 __all__ = ["Table"]
@@ -54,7 +54,9 @@ def _unpack(slot: _Slot) -> Record:
     if kind is Record:
         return slot  # type: ignore[return-value]
     if kind is int:
-        return Record(State.COMPLETED, b"", 0, b"", 0, slot, slot, 1, None)  # type: ignore[arg-type]
+        expires_at = cast("int", slot)
+        fence = transitions.mark_fence(expires_at)
+        return Record(State.COMPLETED, b"", fence, b"", 0, expires_at, expires_at, 1, None)
     raw: bytes = slot  # type: ignore[assignment]
     fence, expires_at, purge_at, attempts, state, owners, prints, answered = _HEAD.unpack_from(raw)
     cut = _HEAD.size + owners
@@ -213,9 +215,12 @@ class Table(Forking):
             slot = slots.get(name)
             if slot is None:  # swept meanwhile: others may insert at this very moment
                 return slots.setdefault(name, mark) is mark
-            if transitions.mark(_unpack(slot), terms, now * 1000) is None:
+            record = transitions.mark(_unpack(slot), terms, now * 1000)
+            if record is None:
                 return False
-            slots[name] = mark
+            # A fence that is ahead of the clock must not be forgotten.
+            bare = record.fence == transitions.mark_fence(mark)
+            slots[name] = mark if bare else _pack(record)
             return True
 
     def write(self, key: Key, record: Record, now: int) -> None:
@@ -225,10 +230,11 @@ class Table(Forking):
         if name not in slots and len(slots) >= self.limits[place]:
             self.make_room(place, now)
         with self.lock:
-            old = slots.get(name)
-            if old is not None:
-                record = record._replace(fence=max(_unpack(old).fence + 1, record.fence))
-            slots[name] = _pack(record)
+            packed = _pack(record)
+            old = slots.setdefault(name, packed)
+            if old is not packed:
+                fence = max(_unpack(old).fence + 1, record.fence)
+                slots[name] = _pack(record._replace(fence=fence))
         self.waiters.wake(name)
 
     def read(self, key: Key) -> Record | None:

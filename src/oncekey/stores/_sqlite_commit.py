@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError, StoreUnavailableError
-from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._sqlite_db import Database, Job
 
 __all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]

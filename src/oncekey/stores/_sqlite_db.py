@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from oncekey._core import transitions
+from oncekey._core.forks import Forking, watch_forks
 from oncekey._core.transitions import Event
 from oncekey.abc import Clock
 from oncekey.errors import (
@@ -27,7 +28,6 @@ from oncekey.errors import (
 )
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
-from oncekey.stores._fork import Forking, watch_forks
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sql import load_migrations, load_statements
 
@@ -104,14 +104,14 @@ class Database(Forking):
 
     def before_fork(self) -> None:
         """Let what is under way finish, then close: no child may inherit an open database."""
+        self.read_lock.acquire()  # before the other, as in read()
         self.write_lock.acquire()
-        self.read_lock.acquire()
         self._close_connections()
 
     def after_fork_in_parent(self) -> None:
         """Open again at the next call."""
-        self.read_lock.release()
         self.write_lock.release()
+        self.read_lock.release()
 
     def after_fork_in_child(self) -> None:
         """Open anew at the next call, with locks of our own."""
@@ -241,7 +241,7 @@ class Database(Forking):
 
     def close(self) -> None:
         """Close both connections. Closing twice does nothing."""
-        with self.write_lock, self.read_lock:
+        with self.read_lock, self.write_lock:
             self.closed = True
             self._close_connections()
 
@@ -421,7 +421,8 @@ class Database(Forking):
         digest = key.digest
         now_us = int(clock() * 1_000_000)
         expires_at = now_us // 1000 + terms.ttl_ms
-        values = (digest, key.scope.label, 1, b"", now_us, b"", 0, expires_at, expires_at, 1, None)
+        fence = transitions.mark_fence(expires_at)
+        values = (digest, key.scope.label, 1, b"", fence, b"", 0, expires_at, expires_at, 1, None)
         if connection.execute(_INSERT, values).rowcount:
             return True
         record = transitions.mark(Database.load(connection, digest), terms, now_us)

@@ -301,8 +301,7 @@ class SQLiteBackend(_Face, Answers, AsyncSweepable):
 
     async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``AsyncStore``."""
-        now_us = int(self._clock() * 1_000_000)
-        record = _written(fingerprint, answer, expires_at, now_us)
+        record = _written(fingerprint, answer, expires_at, int(self._clock() * 1000) * 1000)
         await self._commit.submit(self._database.write, (key, record))
         self._database.waiters.wake(key.digest)
 

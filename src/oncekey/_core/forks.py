@@ -8,6 +8,7 @@ only its parent has. Stores therefore close before a fork and open again after i
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 
 __all__ = ["Forking", "watch_forks"]
@@ -28,6 +29,7 @@ class Forking:
 
 _stores: weakref.WeakSet[Forking] = weakref.WeakSet()
 _forking: list[Forking] = []
+_one_at_a_time = threading.Lock()  # two threads may fork at the same moment
 
 
 def watch_forks(store: Forking) -> None:
@@ -36,6 +38,7 @@ def watch_forks(store: Forking) -> None:
 
 
 def _before() -> None:
+    _one_at_a_time.acquire()
     _forking[:] = _stores
     for store in _forking:
         store.before_fork()
@@ -45,12 +48,14 @@ def _in_parent() -> None:
     for store in _forking:
         store.after_fork_in_parent()
     _forking.clear()
+    _one_at_a_time.release()
 
 
 def _in_child() -> None:
     for store in _forking:
         store.after_fork_in_child()
     _forking.clear()
+    _one_at_a_time.release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,200 @@
+"""What the benchmarks share: interleaved rounds, medians, ratios, tables, and the peers.
+
+A case is a function that sets up, times one or more operations, tears down, and returns seconds
+per operation by the operation's name. A round runs every case once, in a shuffled order, so that
+whatever else the machine does hits all of them alike. A ratio is taken within a round, and the
+median of those is what is shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import importlib
+import importlib.metadata
+import importlib.util
+import random
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Case = Callable[[], dict[str, float]]
+Samples = dict[str, dict[str, list[float]]]  # operation, case, seconds per operation of each round
+
+PEERS = ("adcp", "aiosqlite", "cachetools", "idemkit", "jcs", "orjson", "rfc8785")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How much to run, and where.
+
+    Attributes:
+        effort: ``quick``, ``normal`` or ``full``.
+        seed: Decides the order of the cases in each round, and the keys.
+        directory: Where the database files go.
+    """
+
+    effort: str = "normal"
+    seed: int = 1
+    directory: str = dataclasses.field(default_factory=tempfile.gettempdir)
+
+    def pick(self, quick: Any, normal: Any, full: Any = None) -> Any:
+        """Return the value for this effort; ``full`` is like ``normal`` unless given."""
+        if self.effort == "quick":
+            return quick
+        return full if self.effort == "full" and full is not None else normal
+
+
+# ------------------------------------------------------------------------------------------ peers
+
+
+@functools.cache
+def version(package: str) -> str | None:
+    """The installed version of a package, or ``None``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def peer(module: str) -> Any:
+    """A peer's module, or ``None`` if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+@functools.cache
+def adcp() -> Any:
+    """The idempotency package of adcp 9 or newer, or ``None``.
+
+    Its parents import every model of the protocol, which takes longer than all the measuring:
+    they are put in place unexecuted.
+    """
+    try:
+        for name in ("adcp", "adcp.server"):
+            spec = importlib.util.find_spec(name)
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            if name not in sys.modules:
+                package = types.ModuleType(name)
+                package.__path__ = list(spec.submodule_search_locations)
+                package.__spec__ = spec
+                sys.modules[name] = package
+        module = importlib.import_module("adcp.server.idempotency")
+    except ImportError:
+        return None
+    return module if hasattr(module.MemoryBackend, "put_if_absent") else None
+
+
+def left_out(*packages: str) -> str:
+    """A sentence that names the peers which are not installed, or nothing."""
+    missing = [name for name in packages if version(name) is None]
+    return f"Not installed, left out: {', '.join(missing)}.\n" if missing else ""
+
+
+# --------------------------------------------------------------------------------------- progress
+
+
+def progress(text: str = "") -> None:
+    """Show what is going on, on a terminal only. Without a text: wipe the line."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text[:78]}", end="", file=sys.stderr, flush=True)
+
+
+# -------------------------------------------------------------------------------------- measuring
+
+
+def new_keys(count: int, seed: object) -> list[str]:
+    """Make ``count`` different keys that look like UUIDs; the same ones for the same seed."""
+    rng = random.Random(repr(seed))
+    values = (f"{rng.getrandbits(128):032x}" for _ in range(count))
+    return [f"{v[:8]}-{v[8:12]}-4{v[13:16]}-a{v[17:20]}-{v[20:]}" for v in values]
+
+
+def measure(
+    title: str, cases: dict[str, Case], *, rounds: int, seconds: float, seed: int
+) -> Samples:
+    """Time every case once a round.
+
+    Stops after ``rounds``, or with the round in which ``seconds`` ran out, but not before the
+    third: ``seconds`` bounds the time on a slow machine.
+    """
+    samples: Samples = {}
+    order = list(cases)
+    end = time.perf_counter() + seconds
+    for number in range(rounds):
+        if number >= 3 and time.perf_counter() > end:
+            break
+        random.Random(f"{seed}/{number}").shuffle(order)
+        for name in order:
+            progress(f"{title}: round {number + 1} of {rounds}, {name}")
+            gc.collect()
+            for operation, taken in cases[name]().items():
+                samples.setdefault(operation, {}).setdefault(name, []).append(taken)
+    progress()
+    return {
+        operation: {name: by_case[name] for name in cases if name in by_case}
+        for operation, by_case in samples.items()
+    }
+
+
+def ratios(taken: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """How many times faster than the reference each round was."""
+    return [b / a for a, b in zip(taken, reference, strict=True)]
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(percent / 100 * len(ranked)))]
+
+
+# ----------------------------------------------------------------------------------------- tables
+
+
+def rate(per_second: float) -> str:
+    """A number of operations a second, with three digits that count."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if per_second >= size:
+            value = per_second / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+    return f"{per_second:.0f}"
+
+
+def ratio(values: Sequence[float]) -> str:
+    """The median of the rounds' ratios, and the range."""
+    digits = 2 if statistics.median(values) < 10 else 1 if statistics.median(values) < 100 else 0
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}..{high:.{digits}f})"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 2) -> str:
+    """A Markdown table; the columns after the first ``text_columns`` are numbers."""
+    marks = ["---" if at < text_columns else "---:" for at in range(len(header))]
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (header, *rows)]
+    return "".join((lines[0], f"|{'|'.join(marks)}|\n", *lines[1:]))
+
+
+def speed_table(samples: Samples, references: dict[str, str]) -> str:
+    """Rates, and ratios to the named references (heading: case) of the same rounds."""
+    rows = []
+    known = {
+        heading: case
+        for heading, case in references.items()
+        if any(case in by_case for by_case in samples.values())
+    }
+    for operation, by_case in samples.items():
+        for name, taken in by_case.items():
+            row = [operation, name, rate(1 / statistics.median(taken))]
+            for case in known.values():
+                there = by_case.get(case)
+                row.append("" if there is None or case == name else ratio(ratios(taken, there)))
+            rows.append(row)
+    return markdown(("operation", "implementation", "a second", *known), rows)

@@ -1,0 +1,93 @@
+"""The storm demo: what it counts, that it can fail, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "storm_demo.py"
+LAST_LINE = re.compile(
+    r"deliveries (\d+), duplicates (\d+), takeovers (\d+), effects (\d+), lost (\d+), doubled (\d+)"
+)
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs process groups and signals")
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """The demo in a process group of its own, with its temporary files under ``folder``."""
+    return subprocess.Popen(
+        [sys.executable, str(DEMO), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+
+
+def numbers(output: str) -> tuple[int, ...]:
+    found = LAST_LINE.fullmatch(output.splitlines()[-1])
+    assert found is not None, output
+    return tuple(map(int, found.groups()))
+
+
+def left_behind(demo: subprocess.Popen[str], folder: Path) -> list[str]:
+    """Files in ``folder``, and processes of the demo's group; the demo itself has ended."""
+    left = [str(path) for path in folder.rglob("*")]
+    try:
+        os.killpg(demo.pid, 0)
+    except ProcessLookupError:
+        return left
+    return [*left, f"a process of group {demo.pid}"]
+
+
+def test_storm_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """Duplicates, concurrent copies and killed workers: every event has one effect."""
+    demo = start(tmp_path, "--events", "300")
+    output, _ = demo.communicate(timeout=100)
+    deliveries, duplicates, takeovers, effects, lost, doubled = numbers(output)
+    assert demo.returncode == 0, output
+    assert (effects, lost, doubled) == (300, 0, 0)
+    assert deliveries > effects + duplicates
+    assert duplicates >= 90
+    assert takeovers >= 1
+    assert re.search(r"workers killed with -9 +[1-9]", output), output
+    assert re.search(r"401, bad signature +[1-9]", output), output
+    assert left_behind(demo, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "wrong, lost_some, doubled_some",
+    [("unmarked", False, True), ("first-seen", True, False)],
+)
+def test_demo_finds_what_a_wrong_receiver_does(
+    tmp_path: Path, wrong: str, lost_some: bool, doubled_some: bool
+) -> None:
+    """A receiver without marks doubles, one that marks first loses: the demo says so and fails."""
+    demo = start(tmp_path, "--events", "60", "--kills", "1", f"--break={wrong}")
+    output, _ = demo.communicate(timeout=100)
+    *_, lost, doubled = numbers(output)
+    assert demo.returncode == 1, output
+    assert (lost > 0, doubled > 0) == (lost_some, doubled_some)
+    assert left_behind(demo, tmp_path) == []
+
+
+@pytest.mark.parametrize("after", ["planned deliveries", "killed with -9"])
+def test_interrupt_leaves_nothing_behind(tmp_path: Path, after: str) -> None:
+    """Ctrl-C at the start or in mid-storm ends every process and removes the files."""
+    demo = start(tmp_path, "--events", "3000", "--kills", "30")
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if after in line:
+            break
+    os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, output
+    assert "Traceback" not in output
+    assert left_behind(demo, tmp_path) == []
