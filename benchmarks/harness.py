@@ -113,10 +113,13 @@ def progress(text: str = "") -> None:
 
 
 def new_keys(count: int, seed: object) -> list[str]:
-    """Make ``count`` different keys that look like UUIDs; the same ones for the same seed."""
-    rng = random.Random(repr(seed))
-    values = (f"{rng.getrandbits(128):032x}" for _ in range(count))
-    return [f"{v[:8]}-{v[8:12]}-4{v[13:16]}-a{v[17:20]}-{v[20:]}" for v in values]
+    """Make ``count`` different keys in the form of UUIDs; the same ones for the same seed."""
+    text = random.Random(repr(seed)).randbytes(16 * count).hex()
+    return [
+        f"{text[at : at + 8]}-{text[at + 8 : at + 12]}-{text[at + 12 : at + 16]}-"
+        f"{text[at + 16 : at + 20]}-{text[at + 20 : at + 32]}"
+        for at in range(0, 32 * count, 32)
+    ]
 
 
 def measure(

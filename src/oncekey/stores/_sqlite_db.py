@@ -125,7 +125,11 @@ class Database(Forking):
         connection = sqlite3.connect(
             self.path, timeout=5.0, isolation_level=None, check_same_thread=False
         )
-        connection.execute("PRAGMA synchronous=" + self.durability.upper())
+        try:
+            connection.execute("PRAGMA synchronous=" + self.durability.upper())
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def writer(self) -> sqlite3.Connection:
