@@ -23,6 +23,7 @@ from oncekey.errors import (
     PolicyError,
     WebhookDedupOwnershipError,
 )
+from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 from oncekey.stores.legacy import as_async_store
@@ -126,7 +127,8 @@ class _Dedup:
             emit(kind, key, "webhook", fence=reply.fence, attempts=reply.attempts)
         if verdict is _WON:
             token = f"{owner.hex()}.{reply.fence:x}"
-            return WebhookDedupClaim("claimed", token, reply.takeover)
+            # Made without the keyword machinery of named tuples, as every delivery gets one.
+            return tuple.__new__(WebhookDedupClaim, ("claimed", token, reply.takeover, None))
         status = _STATUS[verdict]
         if status == "in_progress":
             seconds = max(1, -(-reply.lease_ms // 1000))
@@ -244,7 +246,7 @@ class WebhookDedupStore(_Dedup):
             ValueError: ``sender_id`` or ``idempotency_key`` is empty, too long or holds a NUL.
         """
         marker = self._markers.get(sender_id)
-        if marker is not None and not listening():
+        if marker is not None and not events._listeners:
             try:
                 return marker(idempotency_key)
             except InvalidKeyError:
@@ -352,7 +354,7 @@ class SyncWebhookDedupStore(_Dedup):
     def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
         """Mark a delivery. See ``WebhookDedupStore.check_and_record``."""
         marker = self._markers.get(sender_id)
-        if marker is not None and not listening():
+        if marker is not None and not events._listeners:
             try:
                 return marker(idempotency_key)
             except InvalidKeyError:

@@ -46,6 +46,24 @@ async def test_first_copy_is_new_and_others_are_not(dedup: WebhookDedupStore) ->
     assert await dedup.check_and_record("s2", "e1") is True
 
 
+async def test_plain_memory_backends_take_the_short_way() -> None:
+    """The memory store's own first_seen is called without a detour; an override is not skipped."""
+
+    class Counting(MemoryBackend):
+        calls = 0
+
+        async def first_seen(self, key: Any, terms: Any) -> bool:
+            self.calls += 1
+            return await super().first_seen(key, terms)
+
+    counting, plain = Counting(), MemoryBackend()
+    for backend in (counting, plain):
+        dedup = WebhookDedupStore(backend)
+        assert [await dedup.check_and_record("s", "e") for _ in range(3)] == [True, False, False]
+        assert bool(dedup._markers) is (backend is plain)
+    assert counting.calls == 3
+
+
 async def test_the_window_ends(dedup: WebhookDedupStore, clock: ManualClock) -> None:
     """After the TTL the key is new again; a copy does not prolong it."""
     await dedup.check_and_record("s", "e")

@@ -86,6 +86,7 @@ SETTLEMENTS: Final[dict[tuple[State, Event], State]] = {
 
 # Looked up once: in 3.11 a member of an enum costs more to reach than the decision takes.
 _PENDING, _COMPLETED = State.PENDING, State.COMPLETED
+_RENEW, _RELEASE = Event.RENEW, Event.RELEASE
 _WON = Verdict.WON
 _new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every key
 
@@ -184,27 +185,30 @@ def settle(
     ``fence`` may be ``None`` for a release only: a caller that never learnt its fence, because
     it was cancelled while it claimed, still owns the claim by its unique owner id.
     """
-    if record is None or record.owner != owner or (fence is not None and record.fence != fence):
+    if record is None:
         return False, None
-    target = SETTLEMENTS.get((record.state, event))
+    state, holder, held_fence, fingerprint, _, expires_at, _, attempts, _ = record
+    if holder != owner or (fence is not None and held_fence != fence):
+        return False, None
+    target = SETTLEMENTS.get((state, event))
     if target is None:
         return False, None
-    if event is Event.RENEW:
+    if event is _RENEW:
         lease_until = now + terms.lease_ms
-        expires_at = record.expires_at
         if not terms.sticky:
             expires_at = max(expires_at, lease_until + terms.ttl_ms)
         return True, record._replace(
             lease_until=lease_until, expires_at=expires_at, purge_at=max(expires_at, lease_until)
         )
-    if event is Event.RELEASE:
+    if event is _RELEASE:
         return True, record._replace(state=target, lease_until=now)
-    if record.state is _COMPLETED:
+    if state is _COMPLETED:
         return True, None
-    expires_at = record.expires_at if terms.sticky else now + terms.ttl_ms
+    if not terms.sticky:
+        expires_at = now + terms.ttl_ms
     purge_at = expires_at + terms.skew_ms + terms.remember_ms
-    fields = (target, owner, record.fence, record.fingerprint, 0, expires_at, purge_at)
-    return True, _new(Record, (*fields, record.attempts, answer))
+    fields = (target, owner, held_fence, fingerprint, 0, expires_at, purge_at, attempts, answer)
+    return True, _new(Record, fields)
 
 
 def mark_fence(expires_at: int) -> int:

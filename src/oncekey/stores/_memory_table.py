@@ -29,6 +29,7 @@ _HEAD = struct.Struct("<qqqIBBH?")
 _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
+_RENEW: Final = Event.RENEW
 _MASK: Final = SHARDS - 1
 
 _Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
@@ -166,8 +167,8 @@ class Table(Forking):
                 _unpack(slot), event, owner, fence, terms, now, answer
             )
             if record is not None:
-                slots[name] = record if event is Event.RENEW else _pack(record)
-        if held and self.waiters and event is not Event.RENEW:
+                slots[name] = record if event is _RENEW else _pack(record)
+        if held and event is not _RENEW:
             self.waiters.wake(name)
         return held
 
@@ -192,7 +193,7 @@ class Table(Forking):
             place = hash(name) & _MASK
             slots = shards[place]
             slot = slots.get(name)
-            if type(slot) is int and now < slot:
+            if slot is not None and type(slot) is int and now < slot:
                 return False
             if not key or len(key) > 255 or not key.isascii() or "\0" in key:
                 check_text(key, "idempotency_key")

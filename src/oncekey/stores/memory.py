@@ -45,7 +45,7 @@ def _table(name: str, max_entries: int) -> Table:
         return table
 
 
-class _Face(Markable, ClockInjectable):
+class _Face(ClockInjectable):
     """What the sync and the async store have in common: a table, and a clock to see it by."""
 
     poll_seconds = 1.0  # rarely needed: a settled key wakes its waiters
@@ -67,12 +67,8 @@ class _Face(Markable, ClockInjectable):
         view._clock = clock
         return view
 
-    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
-        """See ``Markable``."""
-        return self._table.marker(scope, terms, self._clock)
 
-
-class MemoryStore(_Face, Store, Sweepable):
+class MemoryStore(_Face, Store, Sweepable, Markable):
     """The synchronous memory store.
 
     Promises: atomic within one process. Everything is lost when the process ends, and other
@@ -103,6 +99,10 @@ class MemoryStore(_Face, Store, Sweepable):
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``."""
         return self._table.marker(key.scope, terms, self._clock)(key.name)
+
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """See ``Markable``."""
+        return self._table.marker(scope, terms, self._clock)
 
     def read(self, key: Key) -> Record | None:
         """See ``Store``."""
@@ -144,7 +144,7 @@ def _written(fingerprint: bytes, answer: bytes, expires_at: int, now: int) -> Re
     return Record(State.COMPLETED, b"", fence, fingerprint, 0, expires_at, expires_at, 1, answer)
 
 
-class MemoryBackend(_Face, Answers, AsyncSweepable):
+class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
     Promises: atomic within one process, for any number of threads and event loops. Everything is
@@ -177,6 +177,10 @@ class MemoryBackend(_Face, Answers, AsyncSweepable):
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``."""
         return self._table.marker(key.scope, terms, self._clock)(key.name)
+
+    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        """See ``Markable``."""
+        return self._table.marker(scope, terms, self._clock)
 
     async def read(self, key: Key) -> Record | None:
         """See ``AsyncStore``."""
