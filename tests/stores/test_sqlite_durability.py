@@ -358,12 +358,12 @@ def test_expired_rows_go_by_themselves_in_small_steps(tmp_path: Path, swept: lis
             store.first_seen(key(f"soon{number}"), long)
         assert (swept, rows(store)) == ([], 2_800)
         clock.advance(_sqlite_db.GRACE_MS / 1000)
-        for number in range(1_300):
+        for number in range(2_600):
             store.first_seen(key(f"new{number}"), long)
         assert sum(swept) == 2_000
         assert max(swept) <= _sqlite_db.SWEEP_ROWS
-        assert rows(store) == 100 + 700 + 1_300
-        for name in [f"live{n}" for n in range(100)] + [f"new{n}" for n in range(1_300)]:
+        assert rows(store) == 100 + 700 + 2_600
+        for name in [f"live{n}" for n in range(100)] + [f"new{n}" for n in range(2_600)]:
             assert store.read(key(name)) is not None
 
 

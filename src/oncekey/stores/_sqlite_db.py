@@ -35,12 +35,13 @@ __all__ = ["Database", "Job"]
 
 SQL: Final = load_statements("sqlite.sql")
 MIGRATIONS: Final = load_migrations("sqlite_migrations")
-SWEEP_EVERY: Final = 64  # writes between two looks for expired records
-SWEEP_ROWS: Final = 256  # rows a look passes over: four for each write, so that garbage stays small
+SWEEP_EVERY: Final = 128  # writes between two looks for expired records
+SWEEP_ROWS: Final = 256  # rows a look passes over: two for each write, so that garbage stays small
 GRACE_MS: Final = 60_000
 
+Executor = sqlite3.Connection | sqlite3.Cursor
 _STATES: Final = tuple(State)
-_READ, _INSERT, _UPDATE = SQL["read"], SQL["insert"], SQL["update"]
+_READ, _INSERT, _MARK, _UPDATE = SQL["read"], SQL["insert"], SQL["mark"], SQL["update"]
 
 
 class Job:
@@ -48,14 +49,15 @@ class Job:
 
     __slots__ = ("args", "done", "error", "gate", "method", "promoted", "result")
 
+    result: Any
+    gate: Any
+    done: bool
+    promoted: bool
+
     def __init__(self, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.method = method
         self.args = args
-        self.result: Any = None
         self.error: BaseException | None = None
-        self.done = False
-        self.promoted = False
-        self.gate: Any = None
 
     def outcome(self) -> Any:
         """The result, or raise what went wrong."""
@@ -67,8 +69,8 @@ class Job:
 class Database(Forking):
     """A database file in WAL mode, with one connection that writes and one that reads.
 
-    Every change is a static method that takes the connection first: it runs on ours inside a
-    shared commit, or on the caller's inside the caller's own transaction.
+    Every change is a static method that takes first what it runs on: a cursor of ours inside a
+    shared commit, or the caller's connection inside the caller's own transaction.
     """
 
     def __init__(self, path: str, *, durability: str, busy_timeout: float, clock: Clock) -> None:
@@ -307,16 +309,17 @@ class Database(Forking):
 
     def _commit(self, jobs: Sequence[Job]) -> None:
         connection = self.writer()
+        on = connection.cursor()
         self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         try:
             for job in jobs:
-                job.result = job.method(connection, *job.args)
+                job.result = job.method(on, *job.args)
             self._writes += len(jobs)
             if self._writes >= SWEEP_EVERY:
                 self._writes = 0
                 # Views of this file may run on other clocks: the one furthest behind decides.
                 cutoff = int(min(clock() for clock in self.clocks) * 1000) - GRACE_MS
-                _, self._sweep_from = self.sweep_step(connection, cutoff, self._sweep_from)
+                _, self._sweep_from = self.sweep_step(on, cutoff, self._sweep_from)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -359,9 +362,9 @@ class Database(Forking):
     # Changes, each inside a transaction that holds the write lock
 
     @staticmethod
-    def load(connection: sqlite3.Connection, digest: bytes) -> Record | None:
+    def load(on: Executor, digest: bytes) -> Record | None:
         """The record as this transaction sees it."""
-        row = connection.execute(_READ, (digest,)).fetchone()
+        row = on.execute(_READ, (digest,)).fetchone()
         return None if row is None else Database.record(row)
 
     @staticmethod
@@ -381,7 +384,7 @@ class Database(Forking):
 
     @staticmethod
     def claim(
-        connection: sqlite3.Connection,
+        on: Executor,
         key: Key,
         owner: bytes,
         fingerprint: bytes,
@@ -392,17 +395,17 @@ class Database(Forking):
         digest = key.digest
         now_us = int(clock() * 1_000_000)  # read now that the lock is held, however long that took
         reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-        if connection.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:  # type: ignore[misc]
+        if on.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:  # type: ignore[misc]
             return reply
-        found = Database.load(connection, digest)
+        found = Database.load(on, digest)
         reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
         if record is not None:
-            connection.execute(_UPDATE, (*record, digest))
+            on.execute(_UPDATE, (*record, digest))
         return reply
 
     @staticmethod
     def settle(
-        connection: sqlite3.Connection,
+        on: Executor,
         digest: bytes,
         event: Event,
         owner: bytes,
@@ -413,46 +416,46 @@ class Database(Forking):
     ) -> bool:
         """Complete, renew or release a claim."""
         now = int(clock() * 1000)
-        found = Database.load(connection, digest)
+        found = Database.load(on, digest)
         held, record = transitions.settle(found, event, owner, fence, terms, now, answer)
         if record is not None:
-            connection.execute(_UPDATE, (*record, digest))
+            on.execute(_UPDATE, (*record, digest))
         return held
 
     @staticmethod
-    def mark(connection: sqlite3.Connection, key: Key, terms: Terms, clock: Clock) -> bool:
+    def mark(on: Executor, key: Key, terms: Terms, clock: Clock) -> bool:
         """First-seen: one insert for a new key."""
         digest = key.digest
         now_us = int(clock() * 1_000_000)
         expires_at = now_us // 1000 + terms.ttl_ms
         fence = transitions.mark_fence(expires_at)
-        values = (digest, key.scope.label, 1, b"", fence, b"", 0, expires_at, expires_at, 1, None)
-        if connection.execute(_INSERT, values).rowcount:
+        values = (digest, key.scope.label, fence, expires_at, expires_at)
+        if on.execute(_MARK, values).rowcount:
             return True
-        record = transitions.mark(Database.load(connection, digest), terms, now_us)
+        record = transitions.mark(Database.load(on, digest), terms, now_us)
         if record is None:
             return False
-        connection.execute(_UPDATE, (*record, digest))
+        on.execute(_UPDATE, (*record, digest))
         return True
 
     @staticmethod
-    def write(connection: sqlite3.Connection, key: Key, record: Record) -> None:
+    def write(on: Executor, key: Key, record: Record) -> None:
         """Put a record over whatever is there; its fence still rises."""
         digest = key.digest
-        if connection.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:
+        if on.execute(_INSERT, (digest, key.scope.label, *record)).rowcount:
             return
-        old = Database.load(connection, digest)
+        old = Database.load(on, digest)
         if old is not None:
             record = record._replace(fence=max(old.fence + 1, record.fence))
-        connection.execute(_UPDATE, (*record, digest))
+        on.execute(_UPDATE, (*record, digest))
 
     @staticmethod
-    def clear(connection: sqlite3.Connection) -> None:
+    def clear(on: Executor) -> None:
         """Remove every record."""
-        connection.execute(SQL["clear"])
+        on.execute(SQL["clear"])
 
     @staticmethod
-    def sweep_step(connection: sqlite3.Connection, cutoff: int, start: bytes) -> tuple[int, bytes]:
+    def sweep_step(on: Executor, cutoff: int, start: bytes) -> tuple[int, bytes]:
         """Pass over the next few rows in key order and remove those past their time.
 
         Walking the table needs no index on the expiry, so that inserts stay cheap, and a step
@@ -461,9 +464,10 @@ class Database(Forking):
         Returns:
             How many were removed, and where the next step starts (empty: at the beginning).
         """
-        rows = connection.execute(SQL["sweep_look"], (start, SWEEP_ROWS)).fetchall()
-        dead = [(key, cutoff) for key, purge_at in rows if purge_at <= cutoff]
-        if dead:
-            connection.executemany(SQL["sweep_delete"], dead)
-            emit(EventKind.SWEPT, operation="sweep", count=len(dead))
-        return len(dead), (rows[-1][0] if len(rows) == SWEEP_ROWS else b"")
+        row = on.execute(SQL["sweep_end"], (start, SWEEP_ROWS - 1)).fetchone()
+        end: bytes = row[0] if row else b""
+        where = "sweep_rest" if row is None else "sweep_range"
+        removed = on.execute(SQL[where], (cutoff, start, end) if row else (cutoff, start)).rowcount
+        if removed:
+            emit(EventKind.SWEPT, operation="sweep", count=removed)
+        return removed, end

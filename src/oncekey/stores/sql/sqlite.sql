@@ -29,11 +29,20 @@ SET state = ?, owner = ?, fence = ?, fingerprint = ?, lease_until = ?, expires_a
     attempts = ?, answer = ?
 WHERE key = ?
 
--- name: sweep_look
-SELECT key, purge_at FROM oncekey_records WHERE key > ? ORDER BY key LIMIT ?
+-- name: mark
+INSERT INTO oncekey_records
+    (key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts)
+VALUES (?, ?, 1, x'', ?, x'', 0, ?, ?, 1)
+ON CONFLICT DO NOTHING
 
--- name: sweep_delete
-DELETE FROM oncekey_records WHERE key = ? AND purge_at <= ?
+-- name: sweep_end
+SELECT key FROM oncekey_records WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?
+
+-- name: sweep_range
+DELETE FROM oncekey_records WHERE purge_at <= ? AND key > ? AND key <= ?
+
+-- name: sweep_rest
+DELETE FROM oncekey_records WHERE purge_at <= ? AND key > ?
 
 -- name: probe
 DELETE FROM oncekey_records WHERE key = x''
