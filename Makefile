@@ -99,6 +99,8 @@ $(VENV)/build/.deps: $(PINS) | $(VENV)/pythons
 	@touch $@
 
 $(VENV)/py%/.deps: $(PINS) $(VENV)/build/.deps
+	@grep -q '^$* ' $(VENV)/pythons || { echo "Python $* was not found; there are:" \
+	    $$(sed 's/ .*//' $(VENV)/pythons) >&2; exit 1; }
 	$(call environment,$(call exactly,$*),test)
 
 $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps

@@ -1,4 +1,4 @@
-"""oncekey: retries made safe. A webhook delivered twice, a request sent twice: one effect."""
+"""oncekey: retries made safe. Delivered twice, sent twice, run twice: one recorded outcome."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ if TYPE_CHECKING:
         IdempotencyRateLimitedError,
         IdempotencyScopeError,
         InvalidKeyError,
+        InvalidRequestError,
         OncekeyError,
         PolicyError,
+        StoreClosedError,
+        StoreConfigError,
+        StoreCorruptError,
         StoreError,
+        StoreFullError,
+        StoreReadOnlyError,
+        StoreUnavailableError,
         UnsupportedAnswerError,
         WebhookDedupOwnershipError,
     )
-    from oncekey.guard import AsyncOnce, Once
+    from oncekey.guard import AsyncOnce, Once, current_claim
     from oncekey.keys import event_id, hmac_key, json_path, payload_hash, signature_bound, ulid
     from oncekey.models import CachedResponse
     from oncekey.policy import Policy
@@ -61,6 +68,7 @@ __all__ = [
     "IdempotencyScopeError",
     "IdempotencyStore",
     "InvalidKeyError",
+    "InvalidRequestError",
     "MemoryBackend",
     "MemoryStore",
     "Once",
@@ -70,7 +78,13 @@ __all__ = [
     "SQLiteBackend",
     "SQLiteStore",
     "Store",
+    "StoreClosedError",
+    "StoreConfigError",
+    "StoreCorruptError",
     "StoreError",
+    "StoreFullError",
+    "StoreReadOnlyError",
+    "StoreUnavailableError",
     "SyncWebhookDedupStore",
     "ToolContext",
     "UnsupportedAnswerError",
@@ -82,6 +96,7 @@ __all__ = [
     "canonical_json_sha256",
     "canonicalize",
     "connect",
+    "current_claim",
     "event_id",
     "hmac_key",
     "json_path",
@@ -101,7 +116,7 @@ _HOMES = {
         "strip_excluded_fields",
     ),
     "oncekey.errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "oncekey.guard": ("AsyncOnce", "Once"),
+    "oncekey.guard": ("AsyncOnce", "Once", "current_claim"),
     "oncekey.keys": (
         "event_id",
         "hmac_key",

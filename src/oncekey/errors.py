@@ -20,6 +20,7 @@ __all__ = [
     "IdempotencyRateLimitedError",
     "IdempotencyScopeError",
     "InvalidKeyError",
+    "InvalidRequestError",
     "OncekeyError",
     "PolicyError",
     "StoreClosedError",
@@ -54,6 +55,12 @@ class PolicyError(OncekeyError, ValueError):
 
 class InvalidKeyError(OncekeyError, ValueError):
     """An idempotency key, sender or namespace that can't be stored: empty, too long, with a NUL."""
+
+    code = "INVALID_REQUEST"
+
+
+class InvalidRequestError(OncekeyError, TypeError):
+    """A request that is neither a dict nor a Pydantic model."""
 
     code = "INVALID_REQUEST"
 

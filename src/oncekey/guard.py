@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -33,7 +32,13 @@ def current_claim() -> Claim:
     Raises:
         LookupError: No guarded call is running here.
     """
-    return engine.CURRENT.get()
+    claim = engine.CURRENT.get(None)
+    if claim is None:
+        raise LookupError(
+            "no guarded call is running here: current_claim() is for the code inside a function "
+            "that Once, AsyncOnce or IdempotencyStore guards"
+        )
+    return claim
 
 
 def _key_name(value: object, what: str) -> str:
@@ -74,7 +79,7 @@ class _Blueprint:
         self.scope = scope
         self.key = key
         names = list(self.signature.parameters)
-        left_out = set(ignore)
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
         if names and names[0] in ("self", "cls"):
             left_out.add(names[0])
         unknown = left_out - set(names)
@@ -103,6 +108,13 @@ class _Blueprint:
             name = _key_name(self.key(*args, **kwargs), f"the key of {self.operation}")
         payload = fingerprint({part: values[part] for part in self.payload})
         return engine.Job(Key(self.scope, name), payload, self.plan, self.codec, self.operation)
+
+
+def _must_have_key(bare: tuple[object, ...], key: KeySource) -> None:
+    if bare or not key:
+        raise InvalidKeyError(
+            'say which argument is the key: write @once(key="order_id") above the function'
+        )
 
 
 def _scope(scope: str, function: Callable[..., Any] | None) -> Scope:
@@ -156,7 +168,7 @@ class _Base:
 
     def __init__(self, scope: str, policy: Policy | None, options: dict[str, Any]) -> None:
         self._scope = scope
-        self.policy = dataclasses.replace(policy or Policy(), **options)
+        self.policy = (policy or Policy()).but(options)
 
     def _blueprint(
         self,
@@ -166,10 +178,10 @@ class _Base:
         options: dict[str, Any],
     ) -> _Blueprint:
         scope = _scope(self._scope, function)
-        return _Blueprint(function, key, ignore, scope, dataclasses.replace(self.policy, **options))
+        return _Blueprint(function, key, ignore, scope, self.policy.but(options))
 
     def _block(self, key: str, payload: object, options: dict[str, Any]) -> engine.Job:
-        policy = dataclasses.replace(self.policy, **options)
+        policy = self.policy.but(options)
         mark = b"" if payload is None else fingerprint(payload)
         name = Key(_scope(self._scope, None), _key_name(key, "key"))
         return engine.Job(name, mark, Plan.of(policy), Codec(), "guard")
@@ -211,17 +223,19 @@ class Once(_Base):
             )
 
     def __call__(
-        self, *, key: KeySource, ignore: Iterable[str] = (), **options: Any
+        self, *bare: object, key: KeySource = "", ignore: Iterable[str] = (), **options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function.
 
         Args:
+            *bare: Nothing: a bare ``@once`` is told what to write.
             key: Which argument is the key: its name, a dotted path into it (``order.id``), or a
                 callable that gets the arguments. The other arguments are the payload: the same
                 key with another payload is a conflict.
             ignore: Arguments that are not part of the payload, such as a logger.
             **options: Options of ``Policy`` for this function.
         """
+        _must_have_key(bare, key)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if inspect.iscoroutinefunction(function):
@@ -330,9 +344,10 @@ class AsyncOnce(_Base):
             )
 
     def __call__(
-        self, *, key: KeySource, ignore: Iterable[str] = (), **options: Any
+        self, *bare: object, key: KeySource = "", ignore: Iterable[str] = (), **options: Any
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
         """Decorate an async function. See ``Once``."""
+        _must_have_key(bare, key)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             if not inspect.iscoroutinefunction(function):

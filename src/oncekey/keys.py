@@ -65,6 +65,7 @@ def json_path(payload: Mapping[str, Any], path: str) -> str:
             boolean, a float, an object or a list, an empty string, more than 255 characters.
         PolicyError: If ``path`` is not such a path.
     """
+    _must_be_parsed(payload)
     value: Any = payload
     for place in _parse_path(path):
         value = _step(value, place, path)
@@ -84,6 +85,7 @@ def event_id(payload: Mapping[str, Any], path: str = "id") -> str:
         InvalidKeyError: If there is no usable id, or two headers differ in letter case only.
         PolicyError: If ``path`` is not a path.
     """
+    _must_be_parsed(payload)
     places = _parse_path(path)
     name = places[0]
     if len(places) == 1 and isinstance(name, str) and "-" in name and name not in payload:
@@ -200,6 +202,14 @@ def _unquote(quoted: str, path: str) -> str:
         return str(json.loads(quoted))
     except ValueError:
         raise PolicyError(f"{path!r} has a bad quoted name; write it as a JSON string") from None
+
+
+def _must_be_parsed(payload: object) -> None:
+    if isinstance(payload, (str, bytes, bytearray, memoryview)):
+        raise InvalidKeyError(
+            f"a key is looked up in a parsed body or in headers, got {type(payload).__name__}: "
+            "parse it first, with json.loads or oncekey.canonical.parse_json"
+        )
 
 
 def _step(holder: Any, place: str | int, path: str) -> Any:

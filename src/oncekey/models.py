@@ -33,7 +33,11 @@ def check_text(value: str, what: str, limit: int = MAX_KEY_LENGTH) -> str:
         InvalidKeyError: It is not a string, is empty or too long, holds a NUL, or is not
             valid Unicode.
     """
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
+        raise InvalidKeyError(
+            f"{what} must be a string, got {type(value).__name__}: pass str(...) of an id"
+        )
+    if not value:
         raise InvalidKeyError(f"{what} must be a non-empty string")
     if len(value) > limit:
         raise InvalidKeyError(

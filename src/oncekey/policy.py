@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
+from typing import Any
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
@@ -70,6 +71,18 @@ class Policy:
             milliseconds(self.max_run, "max_run", least=1)
         if self.max_answer_bytes < 0:
             raise PolicyError(f"max_answer_bytes can't be negative, got {self.max_answer_bytes}")
+
+    def but(self, options: dict[str, Any]) -> Policy:
+        """The same policy with some options changed.
+
+        Raises:
+            PolicyError: There is no such option, or its value can't work.
+        """
+        names = [field.name for field in fields(self)]
+        for name in options:
+            if name not in names:
+                raise PolicyError(f"there is no option {name!r}; there are {', '.join(names)}")
+        return replace(self, **options)
 
     def terms(self) -> Terms:
         """The part of the policy that stores see."""

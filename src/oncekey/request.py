@@ -23,6 +23,7 @@ from oncekey.errors import (
     IdempotencyRateLimitedError,
     IdempotencyScopeError,
     InvalidKeyError,
+    InvalidRequestError,
     PolicyError,
 )
 from oncekey.models import Key, Scope, check_text
@@ -443,7 +444,9 @@ def as_dict(value: Any) -> dict[str, Any]:
         return {}
     if hasattr(value, "__dict__"):
         return dict(value.__dict__)
-    raise TypeError(f"a request must be a dict or a Pydantic model, got {type(value).__name__}")
+    raise InvalidRequestError(
+        f"a request must be a dict or a Pydantic model, got {type(value).__name__}"
+    )
 
 
 def identity(context: Any) -> tuple[str | None, str | None]:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
+from zlib import crc32
 
 from oncekey._core.call import in_background
 from oncekey._core.flows import new_owner
@@ -119,14 +120,14 @@ class _Dedup:
         check_text(idempotency_key, "idempotency_key")
         return Key(scope, idempotency_key)
 
-    def _claimed(self, key: Key, owner: bytes, reply: ClaimReply) -> WebhookDedupClaim:
+    def _claimed(self, key: Key, owner: bytes, mark: bytes, reply: ClaimReply) -> WebhookDedupClaim:
         verdict = reply.verdict
         if listening():
             won = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
             kind = _KINDS.get(verdict, won)
             emit(kind, key, "webhook", fence=reply.fence, attempts=reply.attempts)
         if verdict is _WON:
-            token = f"{owner.hex()}.{reply.fence:x}"
+            token = f"{owner.hex()}.{reply.fence:x}.{crc32(mark):x}"
             # Made without the keyword machinery of named tuples, as every delivery gets one.
             return tuple.__new__(WebhookDedupClaim, ("claimed", token, reply.takeover, None))
         status = _STATUS[verdict]
@@ -136,14 +137,26 @@ class _Dedup:
         return WebhookDedupClaim(status)
 
     @staticmethod
-    def _owner(claim_token: str) -> tuple[bytes, int]:
-        owner, _, fence = claim_token.partition(".")
+    def _owner(claim_token: str | None, payload_hash: str | None = None) -> tuple[bytes, int]:
+        """What a token says. It knows which payload was claimed, and says if another is meant."""
+        if claim_token is None:
+            raise WebhookDedupOwnershipError(
+                "claim_token is None: only a claim with status 'claimed' has one, so look at "
+                "claim.status first"
+            )
         try:
-            return bytes.fromhex(owner), int(fence, 16)
-        except ValueError:
+            owner, fence, mark = claim_token.split(".")
+            found = bytes.fromhex(owner), int(fence, 16)
+            same = payload_hash is None or int(mark, 16) == crc32(payload_hash.encode())
+        except (ValueError, AttributeError):
             raise WebhookDedupOwnershipError(
                 "that is not a claim token: pass the claim_token that claim() gave"
             ) from None
+        if not same:
+            raise WebhookDedupOwnershipError(
+                "this token was given for another payload: pass the payload_hash that was claimed"
+            )
+        return found
 
     def _fenced(self, key: Key, payload_hash: str, found: Record | None) -> bool:
         """A settle that did not hold: False if the delivery is handled all the same."""
@@ -155,8 +168,8 @@ class _Dedup:
             return False
         emit(EventKind.FENCED, key, "webhook")
         raise WebhookDedupOwnershipError(
-            "this delivery is no longer claimed under that token: its lease ran out and another "
-            "worker took it over. Undo or ignore this attempt's work"
+            "this delivery is not claimed under that token: its lease ran out and another worker "
+            "took it over, or the token is another delivery's. Undo or ignore this attempt's work"
         )
 
     def _told(self, kind: EventKind, key: Key) -> bool:
@@ -279,7 +292,7 @@ class WebhookDedupStore(_Dedup):
         except asyncio.CancelledError:
             in_background(self._store.release(key, owner, None))  # it may have been won
             raise
-        return self._claimed(key, owner, reply)
+        return self._claimed(key, owner, mark, reply)
 
     async def complete(
         self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
@@ -290,7 +303,7 @@ class WebhookDedupStore(_Dedup):
             WebhookDedupOwnershipError: The claim is somebody else's by now.
         """
         key = self._key(sender_id, idempotency_key)
-        owner, fence = self._owner(claim_token)
+        owner, fence = self._owner(claim_token, payload_hash)
         if await self._store.complete(key, owner, fence, b"j", self._terms):
             return self._told(EventKind.COMPLETED, key)
         return self._fenced(key, payload_hash, await self._store.read(key))
@@ -306,7 +319,7 @@ class WebhookDedupStore(_Dedup):
             WebhookDedupOwnershipError: The claim is somebody else's by now.
         """
         key = self._key(sender_id, idempotency_key)
-        owner, fence = self._owner(claim_token)
+        owner, fence = self._owner(claim_token, payload_hash)
         if await self._store.release(key, owner, fence):
             return self._told(EventKind.RELEASED, key)
         return self._fenced(key, payload_hash, await self._store.read(key))
@@ -321,6 +334,8 @@ class WebhookDedupStore(_Dedup):
 
 class SyncWebhookDedupStore(_Dedup):
     """``WebhookDedupStore`` for synchronous code: the same arguments and methods, no ``await``.
+
+    It also has ``complete_on``, which commits the mark together with your own writes.
 
     Raises:
         ValueError: A TTL is out of bounds, or the namespace is empty.
@@ -375,14 +390,14 @@ class SyncWebhookDedupStore(_Dedup):
         key = self._key(sender_id, idempotency_key)
         owner = new_owner()
         mark = check_text(payload_hash, "payload_hash").encode()
-        return self._claimed(key, owner, self._store.claim(key, owner, mark, self._terms))
+        return self._claimed(key, owner, mark, self._store.claim(key, owner, mark, self._terms))
 
     def complete(
         self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Mark a claimed delivery as handled. See ``WebhookDedupStore.complete``."""
         key = self._key(sender_id, idempotency_key)
-        owner, fence = self._owner(claim_token)
+        owner, fence = self._owner(claim_token, payload_hash)
         if self._store.complete(key, owner, fence, b"j", self._terms):
             return self._told(EventKind.COMPLETED, key)
         return self._fenced(key, payload_hash, self._store.read(key))
@@ -412,7 +427,7 @@ class SyncWebhookDedupStore(_Dedup):
                 "the file that your own tables are in"
             )
         key = self._key(sender_id, idempotency_key)
-        owner, fence = self._owner(claim_token)
+        owner, fence = self._owner(claim_token, payload_hash)
         if complete_on(connection, key, owner, fence, b"j", self._terms):
             return self._told(EventKind.COMPLETED, key)
         return self._fenced(key, payload_hash, None)
@@ -422,7 +437,7 @@ class SyncWebhookDedupStore(_Dedup):
     ) -> bool:
         """Give a claimed delivery back. See ``WebhookDedupStore.release``."""
         key = self._key(sender_id, idempotency_key)
-        owner, fence = self._owner(claim_token)
+        owner, fence = self._owner(claim_token, payload_hash)
         if self._store.release(key, owner, fence):
             return self._told(EventKind.RELEASED, key)
         return self._fenced(key, payload_hash, self._store.read(key))

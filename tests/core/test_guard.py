@@ -525,3 +525,45 @@ def test_options_that_cant_work_are_refused(options: dict[str, Any]) -> None:
     """A wrong duration is a ValueError that names the option."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Policy(**options)
+
+
+class Account:
+    """Objects that share a guarded method."""
+
+    once = Once(MemoryStore())
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @once(key="self.name")
+    def open(self) -> str:
+        return self.name
+
+    @once(key=lambda self, order: f"{self.name}:{order}")
+    def charge(self, order: str) -> str:
+        return f"{self.name} {order}"
+
+
+def test_self_can_be_part_of_the_key() -> None:
+    """A path into self, or a callable, tells objects apart."""
+    assert [Account(name).open() for name in ("a", "b", "a")] == ["a", "b", "a"]
+    assert [Account(name).charge("1") for name in ("a", "b")] == ["a 1", "b 1"]
+
+
+def test_misuse_names_the_fix(once: Once) -> None:
+    """A bare decorator, an unknown option and a claim that is not there say what to write."""
+
+    def f(k: str, db: Any) -> int:
+        return 1
+
+    with pytest.raises(InvalidKeyError, match=r"@once\(key="):
+        once(f)
+    with pytest.raises(InvalidKeyError, match=r"@once\(key="):
+        once()
+    with pytest.raises(ValueError, match="no option 'ttl_seconds'; there are ttl"):
+        once(key="k", ttl_seconds=60)(f)
+    with pytest.raises(ValueError, match="no option 'lesae'"):
+        Once(MemoryStore(), lesae=5)
+    with pytest.raises(LookupError, match="no guarded call is running"):
+        current_claim()
+    assert once(key="k", ignore="db")(f)("1", object()) == 1

@@ -378,3 +378,10 @@ def test_every_key_fits_the_stores() -> None:
     """Keys have at most 255 characters."""
     assert keys.MAX_KEY_LENGTH == 255
     assert len(hmac_key("e", {}, "s")) == len(signature_bound(b"", "s")) == 64
+
+
+@pytest.mark.parametrize("raw", [b'{"id": 1}', '{"id": 1}'])
+def test_a_body_that_was_not_parsed_is_named(raw: Any) -> None:
+    """Raw bytes or text where a parsed body belongs says to parse it first."""
+    with pytest.raises(InvalidKeyError, match="parse it first"):
+        event_id(raw)

@@ -225,6 +225,22 @@ async def test_a_crashed_handler_is_taken_over_and_fenced(
     assert await dedup.complete("s", "e", HASH, dead.claim_token) is False
 
 
+async def test_tokens_are_for_one_delivery_and_payload(dedup: WebhookDedupStore) -> None:
+    """No token, a token of another delivery, or another payload: each says what is wrong."""
+    claim = await dedup.claim("s", "e", HASH)
+    other = await dedup.claim("s", "e2", HASH)
+    assert claim.claim_token
+    assert other.claim_token
+    missing: Any = (await dedup.claim("s", "e", HASH)).claim_token
+    with pytest.raises(WebhookDedupOwnershipError, match="claim_token is None"):
+        await dedup.complete("s", "e", HASH, missing)
+    with pytest.raises(WebhookDedupOwnershipError, match="another delivery's"):
+        await dedup.complete("s", "e", HASH, other.claim_token)
+    with pytest.raises(WebhookDedupOwnershipError, match="another payload"):
+        await dedup.complete("s", "e", OTHER, claim.claim_token)
+    assert await dedup.complete("s", "e", HASH, claim.claim_token) is True
+
+
 async def test_renewing_keeps_a_slow_handler_alive(
     dedup: WebhookDedupStore, clock: ManualClock
 ) -> None:
@@ -254,7 +270,9 @@ async def test_the_window_runs_from_the_first_claim(
     assert (await dedup.claim("s", "e", OTHER)).status == "claimed"
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", "zz.1", "00.", "aa" * 16 + ".1"])
+@pytest.mark.parametrize(
+    "token", ["", "nonsense", "zz.1", "00.", "aa" * 16 + ".1", "aa" * 16 + ".1.0"]
+)
 async def test_a_wrong_token_owns_nothing(dedup: WebhookDedupStore, token: str) -> None:
     """A token that was made up is refused and changes nothing."""
     claim = await dedup.claim("s", "e", HASH)

@@ -55,6 +55,19 @@ def test_a_wrong_url_names_the_fix(url: str, message: str) -> None:
         connect(url)
 
 
+def test_other_things_than_urls_are_named(tmp_path: pathlib.Path) -> None:
+    """An unset variable, a path where a URL belongs, and the other way round."""
+    with pytest.raises(StoreConfigError, match="must be a string, got NoneType"):
+        connect(None)  # type: ignore[arg-type]
+    with pytest.raises(StoreConfigError, match=r"pass it to connect\(\)"):
+        SQLiteStore("sqlite:///file.db")
+    with pytest.raises(StoreConfigError, match="is a directory"):
+        SQLiteStore(tmp_path)
+    with pytest.raises(StoreConfigError, match="memory://name"):
+        connect("memory:///x")
+    assert isinstance(connect("Memory://"), MemoryStore)
+
+
 def test_a_wrong_option_is_named() -> None:
     """An option that the store does not take is an error, not a TypeError from inside."""
     with pytest.raises(StoreConfigError, match="max_entrys"):

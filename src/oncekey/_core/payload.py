@@ -67,7 +67,7 @@ def jsonable(value: Any, path: str = "$") -> Any:
 
 def _refuse(value: object, path: str) -> Any:
     raise CanonicalJSONError(
-        f"a {type(value).__name__} can't be part of what a key stands for: pass plain values, or "
-        "name the argument in ignore=",
+        f"a value of type {type(value).__name__} has no fingerprint: pass plain values, or leave "
+        "the argument out of the comparison with ignore=",
         path,
     )

@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Gives the exit code: 0 all well, 1 a check failed, 2 a wrong call."""
     parser = argparse.ArgumentParser(
-        prog="oncekey", description="Makes retries safe: the effect happens once."
+        prog="oncekey", description="Makes retries safe: one recorded outcome for each key."
     )
     parser.add_argument("--version", action="version", version=f"oncekey {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

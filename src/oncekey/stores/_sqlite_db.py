@@ -86,6 +86,10 @@ class Database(Forking):
             )
         if "\0" in path:
             raise StoreConfigError("the path of a SQLite file can't hold a NUL character")
+        if path.startswith("sqlite:"):
+            raise StoreConfigError(f"{path!r} is a URL, not a path: pass it to connect()")
+        if os.path.isdir(path):
+            raise StoreConfigError(f"{path} is a directory: name a file in it")
         self.path = os.path.abspath(path)
         self.durability = durability
         self.busy_timeout = busy_timeout

@@ -49,8 +49,8 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     )
     if not is_legacy:
         raise BackendMismatchError(
-            f"{user} needs an async backend, got {type(backend).__name__}: pass MemoryBackend(), "
-            "SQLiteBackend('file.db') or aconnect(url)"
+            f"{user} needs a store, got {type(backend).__name__}: pass MemoryBackend(), "
+            "SQLiteBackend('file.db') or aconnect(url), or for sync code their sync twins"
         )
     warnings.warn(
         f"{type(backend).__name__} has only get and put: concurrent duplicates are held apart "

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from oncekey._core.transitions import Event
 from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store, Sweepable
+from oncekey.errors import StoreConfigError
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._memory_table import Table
@@ -36,6 +37,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _table(name: str, max_entries: int) -> Table:
+    if "/" in name:
+        raise StoreConfigError(f"{name!r} can't name a memory store: write memory://name")
     if not name:
         return Table(max_entries)
     with _naming:

@@ -63,7 +63,13 @@ def _open(opener: Callable[..., object], url: str, rest: str, options: dict[str,
 
 
 def _find(url: str, function: str) -> tuple[Callable[..., object], str]:
+    if not isinstance(url, str):
+        raise StoreConfigError(
+            f"a store URL must be a string, got {type(url).__name__}: write memory:// or "
+            "sqlite:///file.db"
+        )
     scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
     if not separator or not scheme:
         raise StoreConfigError(f"{url!r} is not a store URL: write memory:// or sqlite:///file.db")
     known = SCHEMES.get(scheme)
