@@ -19,7 +19,6 @@ from oncekey.stores._sqlite_db import Database, Job
 __all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]
 
 MAX_BATCH = 512
-MAX_ROUNDS = 8
 
 
 class ThreadsCommit(Forking):
@@ -71,43 +70,30 @@ class ThreadsCommit(Forking):
         return job.outcome()
 
     def _lead(self, own: Job) -> None:
-        """Commit what waits, and what comes meanwhile for a while; then let another lead.
-
-        Going on saves waking the next leader while the disk stands idle. The limit is for the
-        sake of our own caller, whose change is durable after the first round.
-        """
-        rounds = MAX_ROUNDS
-        heir: Job | None = None
-        while True:
+        with self._mutex:
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+        try:
+            self._database.commit(batch)
+        except BaseException:
+            for job in batch:
+                if job is not own and job.error is None:
+                    job.error = StoreUnavailableError(
+                        "the thread that was committing this change was interrupted: try again"
+                    )
+            raise
+        finally:
             with self._mutex:
-                batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            try:
-                self._database.commit(batch)
-            except BaseException:
-                rounds = 0
-                for job in batch:
-                    if job is not own and job.error is None:
-                        job.error = StoreUnavailableError(
-                            "the thread that was committing this change was interrupted: try again"
-                        )
-                raise
-            finally:
-                rounds -= 1
-                with self._mutex:
-                    if not self._queue:
-                        self._leading = False
-                        rounds = 0
-                    elif rounds <= 0:
-                        heir = self._queue[0]
-                        heir.promoted = True
-                for job in batch:
-                    if job is not own:
-                        job.done = True
-                        job.gate.release()
-                if heir is not None:
-                    heir.gate.release()
-            if rounds <= 0:
-                return
+                heir = self._queue[0] if self._queue else None
+                if heir is None:
+                    self._leading = False
+                else:
+                    heir.promoted = True
+            for job in batch:
+                if job is not own:
+                    job.done = True
+                    job.gate.release()
+            if heir is not None:
+                heir.gate.release()
 
 
 class WriterCommit(Forking):
