@@ -35,6 +35,13 @@ __all__ = [
 ]
 
 
+def _rebuild(kind: type[OncekeyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
 class OncekeyError(Exception):
     """Base class of every error that oncekey raises.
 
@@ -45,6 +52,10 @@ class OncekeyError(Exception):
 
     code: str = "ONCEKEY_ERROR"
     retryable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructors differ from class to class; the message and the attributes are what counts.
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class PolicyError(OncekeyError, ValueError):
@@ -173,8 +184,14 @@ class IdempotencyConflictError(IdempotencyError):
     recovery = "correctable"
 
     def __init__(
-        self, operation: str, errors: list[Any] | None = None, *, recovery: str | None = None
+        self,
+        operation: str,
+        errors: list[Any] | None = None,
+        agent_id: str | None = None,
+        *,
+        recovery: str | None = None,
     ) -> None:
+        self.agent_id = agent_id
         super().__init__(
             operation,
             errors,

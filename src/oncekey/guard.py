@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import enum
 import functools
 import inspect
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import Token
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -45,9 +50,12 @@ def _key_name(value: object, what: str) -> str:
     """A key from an argument's value: text, or something whose text never changes."""
     if isinstance(value, str):
         return check_text(value, what)
-    if isinstance(value, bool) or value is None or isinstance(value, (float, dict, list, set)):
+    if isinstance(value, enum.Enum):
+        return _key_name(value.value, what)
+    if isinstance(value, bool) or not isinstance(value, (int, uuid.UUID, decimal.Decimal, dt.date)):
         raise InvalidKeyError(
-            f"{what} is {value!r}, which can't be a key: use a string, an integer or a UUID"
+            f"{what} is a {type(value).__name__}, which can't be a key: use a string, an integer "
+            "or a UUID, or a dotted path to one, such as order.id"
         )
     return check_text(str(value), what)
 
@@ -118,10 +126,17 @@ def _must_have_key(bare: tuple[object, ...], key: KeySource) -> None:
 
 
 def _scope(scope: str, function: Callable[..., Any] | None) -> Scope:
-    if function is None:
+    if scope or function is None:
         return Scope("once", check_text(scope or "default", "scope"))
-    place = f"{function.__module__}.{getattr(function, '__qualname__', 'function')}"
-    return Scope("once", check_text(scope, "scope")) if scope else Scope("once", "", place)
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    if "<lambda>" in named.__qualname__:
+        raise InvalidKeyError(
+            "a lambda has no name to keep its keys apart from others: give scope= to Once, or "
+            "write a function with def"
+        )
+    return Scope("once", "", f"{named.__module__}.{named.__qualname__}")
 
 
 class OpenClaim:
@@ -238,9 +253,10 @@ class Once(_Base):
         _must_have_key(bare, key)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if inspect.iscoroutinefunction(function):
+            if engine.is_async(function):
                 raise BackendMismatchError(
-                    f"{function.__qualname__} is async: use AsyncOnce with aconnect(url)"
+                    f"{getattr(function, '__qualname__', function)} is async: use AsyncOnce with "
+                    "aconnect(url)"
                 )
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise BackendMismatchError(
@@ -284,6 +300,7 @@ class _Guard:
         self._job = job
         self._open: OpenClaim | None = None
         self._beat: Beat | None = None
+        self._token: Token[Claim] | None = None
 
     def __enter__(self) -> OpenClaim:
         job = self._job
@@ -291,6 +308,7 @@ class _Guard:
         if isinstance(claim, Claim):
             self._beat = Beat(self._store, claim, job.plan)
             self._beat.__enter__()
+            self._token = engine.CURRENT.set(claim)
             self._open = OpenClaim(claim)
             return self._open
         if claim.verdict is Verdict.REPLAY:
@@ -307,6 +325,8 @@ class _Guard:
         if opened is None or opened.claim is None or self._beat is None:
             return
         self._beat.__exit__()
+        if self._token is not None:
+            engine.CURRENT.reset(self._token)
         if exc is not None:
             engine.give_up(self._store, self._job, opened.claim, exc)
         else:
@@ -350,7 +370,7 @@ class AsyncOnce(_Base):
         _must_have_key(bare, key)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-            if not inspect.iscoroutinefunction(function):
+            if not engine.is_async(function):
                 raise BackendMismatchError(
                     f"{getattr(function, '__qualname__', function)} is not async: use Once with "
                     "connect(url)"

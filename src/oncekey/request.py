@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, cast, overload
 
@@ -219,6 +220,10 @@ class IdempotencyStore:
         Raises:
             BackendMismatchError: A sync handler over an async backend, or the other way round.
         """
+        if isinstance(handler, (staticmethod, classmethod)):
+            raise BackendMismatchError(
+                "put wrap closest to the function: @staticmethod or @classmethod above @store.wrap"
+            )
         if handler is None:
             return functools.partial(self._wrap, operation=operation)
         return self._wrap(handler, operation=operation)
@@ -227,7 +232,7 @@ class IdempotencyStore:
         name = operation or str(getattr(handler, "__name__", "handler"))
         request = _Request(handler, name)
         store = self._store
-        if _is_async(handler):
+        if engine.is_async(handler):
             if not isinstance(store, AsyncStore):
                 raise BackendMismatchError(
                     f"{name} is async but {type(store).__name__} is a sync backend: pass "
@@ -242,8 +247,9 @@ class IdempotencyStore:
                 wait = self._wait(job)
                 if wait is not None and await store.read(job.key) is None:
                     raise IdempotencyRateLimitedError(name, wait)
-                result = await engine.acall(store, job, lambda: handler(*args, **kwargs))
-                return self._answer(params, job, result)
+                with self._counted(job, handler) as runs:
+                    result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
+                return self._answer(params, result)
 
             return asynchronous
         if not isinstance(store, Store):
@@ -260,8 +266,9 @@ class IdempotencyStore:
             wait = self._wait(job)
             if wait is not None and store.read(job.key) is None:
                 raise IdempotencyRateLimitedError(name, wait)
-            result = engine.call(store, job, lambda: handler(*args, **kwargs))
-            return self._answer(params, job, result)
+            with self._counted(job, handler) as runs:
+                result = engine.call(store, job, lambda: runs(*args, **kwargs))
+            return self._answer(params, result)
 
         return synchronous
 
@@ -289,6 +296,8 @@ class IdempotencyStore:
             self._warn_missing_principal_once()
             return params, None
         mark = self._hash_fn(params)
+        if len(mark) > 255:
+            mark = hashlib.sha256(mark.encode()).hexdigest()
         if self.rules.bind_operation:
             mark = hashlib.sha256(join_scope(operation, mark).encode()).hexdigest()
         job = engine.Job(
@@ -306,6 +315,9 @@ class IdempotencyStore:
         principal, tenant = identity(context)
         if principal is None:
             return None
+        for part, what in ((principal, "caller_identity"), (tenant, "tenant_id")):
+            if part is not None:
+                check_text(part, what)
         if self.rules.bind_operation and params.get("account") is not None:
             account = params["account"]
             if not isinstance(account, str):
@@ -318,14 +330,35 @@ class IdempotencyStore:
         """Seconds until this caller may make a new key; known keys are never held up."""
         return None if self._limiter is None else self._limiter.retry_after(job.key.scope.label)
 
+    @contextlib.contextmanager
+    def _counted(
+        self, job: engine.Job, handler: Callable[..., Any]
+    ) -> Iterator[Callable[..., Any]]:
+        """Count a new key before it is claimed, and give that back if the handler did not run."""
+        limiter = self._limiter
+        if limiter is None:
+            yield handler
+            return
+        ran = False
+
+        def runs(*args: Any, **kwargs: Any) -> Any:
+            nonlocal ran
+            ran = True
+            return handler(*args, **kwargs)
+
+        limiter.count(job.key.scope.label)
+        try:
+            yield runs
+        finally:
+            if not ran:
+                limiter.count(job.key.scope.label, -1)
+
     def _keeps(self, value: Any) -> bool:
         """Whether an answer is a success, and so is stored."""
         errors = _field(value, "errors")
         return not errors and _field(value, "adcp_error") is None
 
-    def _answer(self, params: dict[str, Any], job: engine.Job, result: engine.Result) -> Any:
-        if self._limiter is not None and not result.replayed:
-            self._limiter.count(job.key.scope.label)
+    def _answer(self, params: dict[str, Any], result: engine.Result) -> Any:
         if not self.rules.mark_replays:
             return result.value
         value = result.value
@@ -361,15 +394,6 @@ class IdempotencyStore:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _is_async(handler: Callable[..., Any]) -> bool:
-    target = handler
-    while isinstance(target, functools.partial):
-        target = target.func
-    if inspect.iscoroutinefunction(target):
-        return True
-    return inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def _field(value: Any, name: str) -> Any:
@@ -418,6 +442,14 @@ class _Request:
             params = None if params_at is None else args[params_at]
         context = None
         context_at = self.context_at
+        after = None if params_at is None else params_at + 1
+        if (
+            after is not None
+            and len(args) > after
+            and not _looks_like_request(params)
+            and _looks_like_request(args[after])
+        ):  # a method whose first argument has another name than self
+            params, context_at = args[after], after + 1
         if context_at is None and params_at is not None:
             context_at = params_at + 1
         for name in (self.context_name, "context", "ctx"):
@@ -439,7 +471,10 @@ def as_dict(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "model_dump"):
-        return cast("dict[str, Any]", value.model_dump(mode="json", exclude_unset=True))
+        dumped = value.model_dump(mode="json", exclude_unset=True)
+        if isinstance(dumped, dict):
+            # JSON mode masks secrets, and all masked secrets are alike: compare the real ones.
+            return cast("dict[str, Any]", _revealed(dumped, value.model_dump(exclude_unset=True)))
     if value is None:
         return {}
     if hasattr(value, "__dict__"):
@@ -447,6 +482,18 @@ def as_dict(value: Any) -> dict[str, Any]:
     raise InvalidRequestError(
         f"a request must be a dict or a Pydantic model, got {type(value).__name__}"
     )
+
+
+def _revealed(dumped: Any, real: Any) -> Any:
+    if isinstance(dumped, dict) and isinstance(real, dict):
+        return {name: _revealed(dumped[name], real.get(name)) for name in dumped}
+    if isinstance(dumped, list) and isinstance(real, list) and len(dumped) == len(real):
+        return [_revealed(*pair) for pair in zip(dumped, real, strict=True)]
+    reveal = getattr(real, "get_secret_value", None)
+    if reveal is None:
+        return dumped
+    secret = reveal()
+    return secret.hex() if isinstance(secret, bytes) else secret
 
 
 def identity(context: Any) -> tuple[str | None, str | None]:

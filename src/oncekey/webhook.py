@@ -58,6 +58,10 @@ class WebhookDedupClaim(NamedTuple):
     takeover: bool = False
     retry_after: int | None = None
 
+    def __repr__(self) -> str:
+        """All but the token, which is a secret."""
+        return f"WebhookDedupClaim({self.status!r}, takeover={self.takeover})"
+
 
 _WON = Verdict.WON
 _STATUS: dict[Verdict, WebhookClaimStatus] = {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import datetime
 import decimal
 import enum
+import functools
+import sys
 import uuid
 from typing import Any
 
@@ -27,6 +30,7 @@ from oncekey import (
     Policy,
     UnsupportedAnswerError,
 )
+from oncekey._core.codec import Codec
 from oncekey.guard import current_claim
 from oncekey.testing import ManualClock
 
@@ -347,21 +351,149 @@ def test_an_undeclared_answer_that_cant_come_back_is_done_once(
     assert len(runs) == 1
 
 
-def test_nothing_is_imported_for_a_stored_type(once: Once) -> None:
+def test_nothing_is_imported_for_a_stored_type() -> None:
     """A stored type that this process does not know is an error, never an import."""
+    raw = Codec().encode(Line("a", 1.0))
+    assert Codec().decode(raw) == Line("a", 1.0)
+    for name in (b"nosuch.module:Line", b"os:system", b"builtins:dict"):
+        changed = raw.replace(b"%s:Line" % Line.__module__.encode(), name)
+        assert changed != raw
+        with pytest.raises(UnsupportedAnswerError, match="import its module"):
+            Codec().decode(changed)
+    assert "nosuch" not in sys.modules
+
+
+class Aliased(pydantic.BaseModel):
+    total: int = pydantic.Field(alias="Total", serialization_alias="sum")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return self.total * 2
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+    at: datetime.datetime
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Aliased(Total=3), Strict(at=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))],
+    ids=["aliased", "strict"],
+)
+def test_models_with_aliases_and_strict_ones_come_back(once: Once, answer: Any) -> None:
+    """Models that can't be read back from their usual dump are stored in one that can."""
 
     @once(key="k")
     def f(k: str):  # type: ignore[no-untyped-def]
-        return Line("a", 1.0)
+        return answer
 
-    f("1")
-    Line.__qualname__ = "Moved"
-    try:
-        f("2")
-        with pytest.raises(UnsupportedAnswerError, match="import its module"):
-            f("2")
-    finally:
-        Line.__qualname__ = "Line"
+    assert f("1") == f("1") == answer
+    assert type(f("1")) is type(answer)
+
+
+class Secret(pydantic.BaseModel):
+    token: pydantic.SecretStr
+
+
+class Hidden(pydantic.BaseModel):
+    shown: int
+    hidden: int = pydantic.Field(default=0, exclude=True)
+
+
+class Raw(pydantic.BaseModel):
+    pdf: bytes
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Secret(token=pydantic.SecretStr("x")), Hidden(shown=1, hidden=2), Raw(pdf=b"\xff")],
+    ids=["secret", "excluded", "bytes"],
+)
+def test_models_that_would_change_are_done_but_not_kept(
+    once: Once, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer that would come back different, or can't be dumped, is never run again."""
+    runs = []
+
+    @once(key="k")
+    def f(k: str):  # type: ignore[no-untyped-def]
+        runs.append(1)
+        return answer
+
+    assert f("1") is answer
+    assert "can't be replayed" in caplog.text
+    with pytest.raises(AnswerOmittedError):
+        f("1")
+    assert len(runs) == 1
+
+
+def test_a_dict_where_a_model_was_declared_stays_a_dict(once: Once) -> None:
+    """What the function returned counts, not what it promised to return."""
+
+    @once(key="k")
+    def f(k: str) -> Receipt:
+        return {"order": "o"}  # type: ignore[return-value]
+
+    assert f("1") == f("1") == {"order": "o"}
+
+
+def charge(gateway: str, order: str) -> str:
+    return f"charged {order}"
+
+
+def refund(gateway: str, order: str) -> str:
+    return f"refunded {order}"
+
+
+class Charge:
+    def __call__(self, order: str) -> str:
+        return f"charged {order}"
+
+
+class Refund:
+    def __call__(self, order: str) -> str:
+        return f"refunded {order}"
+
+
+class AsyncCharge:
+    async def __call__(self, order: str) -> str:
+        return order
+
+
+def test_partials_and_objects_have_scopes_of_their_own(once: Once) -> None:
+    """Two partials, or two callable objects, never replay each other's answers."""
+    for first, second in (
+        (functools.partial(charge, "gw"), functools.partial(refund, "gw")),
+        (Charge(), Refund()),
+    ):
+        assert once(key="order")(first)(order="1") == "charged 1"
+        assert once(key="order")(second)(order="1") == "refunded 1"
+    with pytest.raises(InvalidKeyError, match="lambda has no name"):
+        once(key="order")(lambda order: order)
+    with pytest.raises(BackendMismatchError, match="AsyncOnce"):
+        once(key="order")(AsyncCharge())
+
+
+def test_an_object_is_not_a_key(once: Once) -> None:
+    """An object's text may be its address, so only values whose text is stable are keys."""
+
+    @once(key="order")
+    def f(order: Any) -> int:
+        return 1
+
+    for bad in (Plain(), frozenset({1}), (1,), b"x"):
+        with pytest.raises(InvalidKeyError, match="can't be a key") as caught:
+            f(bad)
+        assert repr(bad) not in str(caught.value)
+    assert f(Colour.RED) == 1
+
+
+def test_a_block_has_its_claim_at_hand(once: Once) -> None:
+    """Inside a guarded block ``current_claim`` is the block's."""
+    with once.guard("k") as opened:
+        assert current_claim() is opened.claim
 
 
 def test_a_failure_frees_the_key(once: Once) -> None:
@@ -398,7 +530,7 @@ def test_the_claim_is_at_hand(once: Once) -> None:
     assert f("1") == 2
     assert fences[1] > fences[0]
     with pytest.raises(LookupError):
-        current_claim()
+        contextvars.Context().run(current_claim)
 
 
 def test_a_block_is_guarded(once: Once) -> None:
@@ -565,5 +697,5 @@ def test_misuse_names_the_fix(once: Once) -> None:
     with pytest.raises(ValueError, match="no option 'lesae'"):
         Once(MemoryStore(), lesae=5)
     with pytest.raises(LookupError, match="no guarded call is running"):
-        current_claim()
+        contextvars.Context().run(current_claim)
     assert once(key="k", ignore="db")(f)("1", object()) == 1

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import pickle
 import threading
 import types
 from typing import Any
@@ -25,6 +26,7 @@ from oncekey import (
     IdempotencyScopeError,
     IdempotencyStore,
     InvalidKeyError,
+    InvalidRequestError,
     MemoryBackend,
     MemoryStore,
     StoreError,
@@ -829,3 +831,141 @@ async def test_a_third_party_backend_dedups_webhooks() -> None:
     for scope, key in list(backend.entries):
         await seller.create({"idempotency_key": key}, ToolContext(scope.strip("\x1e")))
     assert seller.runs == 2
+
+
+async def test_stores_on_one_third_party_backend_share_its_claims() -> None:
+    """Two stores over one get/put backend run a key once in this process."""
+    backend = ThirdParty()
+    with pytest.warns(UserWarning, match="get and put"):
+        sellers = [Seller(IdempotencyStore(backend)) for _ in range(2)]
+    await asyncio.gather(*(seller.create(request(), ALICE) for seller in sellers for _ in range(8)))
+    assert sum(seller.runs for seller in sellers) == 1
+
+
+async def test_overridden_get_and_put_are_used() -> None:
+    """A subclass of a full store with its own get and put is taken at its word, with a warning."""
+    calls = []
+
+    class Watched(MemoryBackend):
+        async def get(self, scope_key: str, key: str) -> CachedResponse | None:
+            calls.append("get")
+            return await super().get(scope_key, key)
+
+        async def put(self, scope_key: str, key: str, entry: CachedResponse) -> None:
+            calls.append("put")
+            await super().put(scope_key, key, entry)
+
+    with pytest.warns(UserWarning, match="within this process only"):
+        seller = Seller(IdempotencyStore(Watched()))
+    assert await seller.create(request(), ALICE) == await seller.create(request(), ALICE)
+    assert seller.runs == 1
+    assert "put" in calls
+
+
+async def test_a_failed_put_frees_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing could be kept, a retry runs at once and not after the lease."""
+
+    class Broken(ThirdParty):
+        async def put(self, scope_key: str, key: str, entry: CachedResponse) -> None:
+            raise ConnectionError("no route")
+
+    with pytest.warns(UserWarning, match="get and put"):
+        seller = Seller(IdempotencyStore(Broken(), on_in_flight="reject"))
+    await seller.create(request(), ALICE)
+    await seller.create(request(), ALICE)
+    assert seller.runs == 2
+
+
+async def test_methods_with_another_name_for_self_are_guarded() -> None:
+    """The request is found behind a first argument of any name."""
+    store = IdempotencyStore(MemoryBackend())
+
+    class Agent:
+        runs = 0
+
+        @store.wrap
+        async def create(_self, req: Any, context: Any = None) -> int:
+            _self.runs += 1
+            return _self.runs
+
+    agent = Agent()
+    assert await agent.create(request(), ALICE) == await agent.create(request(), ALICE) == 1
+
+
+async def test_secrets_are_compared_and_not_their_masks() -> None:
+    """Two secrets that look alike when masked are two payloads."""
+
+    class Card(pydantic.BaseModel):
+        idempotency_key: str
+        cards: list[pydantic.SecretStr]
+
+    seller = Seller(IdempotencyStore(MemoryBackend()))
+
+    def pay(number: str) -> Card:
+        return Card(idempotency_key=KEY, cards=[pydantic.SecretStr(number)])
+
+    await seller.create(pay("4111"), ALICE)
+    await seller.create(pay("4111"), ALICE)
+    assert seller.runs == 1
+    with pytest.raises(IdempotencyConflictError):
+        await seller.create(pay("5222"), ALICE)
+
+
+async def test_failing_and_concurrent_calls_count_as_new_keys(clock: ManualClock) -> None:
+    """The limit holds for handlers that fail and for calls that are all in flight at once."""
+    store = IdempotencyStore(MemoryBackend(clock=clock), profile="adcp-3.2", clock=clock)
+    gate = asyncio.Event()
+
+    @store.wrap
+    async def create(params: Any, context: Any = None) -> dict[str, int]:
+        await gate.wait()
+        raise RuntimeError("down")
+
+    calls = [
+        asyncio.create_task(create({"idempotency_key": f"key-{n:016d}"}, ALICE))
+        for n in range(3100)
+    ]
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    kinds = {type(result) for result in results}
+    assert kinds == {RuntimeError, IdempotencyRateLimitedError}
+    assert sum(type(result) is RuntimeError for result in results) == 3000
+
+
+@pytest.mark.parametrize("decorator", [staticmethod, classmethod])
+def test_the_order_of_decorators_is_named(decorator: Any) -> None:
+    """wrap above @staticmethod or @classmethod says which goes where."""
+
+    async def create(params: Any, context: Any = None) -> None: ...
+
+    with pytest.raises(BackendMismatchError, match="closest to the function"):
+        IdempotencyStore(MemoryBackend()).wrap(decorator(create))
+
+
+async def test_odd_principals_and_requests_are_named() -> None:
+    """A principal that is no text, or a request that is no object, is a typed error."""
+    seller = Seller(IdempotencyStore(MemoryBackend()))
+    with pytest.raises(InvalidKeyError, match="caller_identity"):
+        await seller.create(request(), ToolContext("\ud800"))
+    with pytest.raises(InvalidRequestError, match="a dict or a Pydantic model"):
+        await seller.create(7, ALICE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        IdempotencyConflictError("op"),
+        IdempotencyInFlightError("op", 7),
+        IdempotencyScopeError("op"),
+        AnswerOmittedError("gone", "abc"),
+        InvalidKeyError("bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickling(error: Exception) -> None:
+    """Errors cross process boundaries as they are."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)

@@ -100,10 +100,42 @@ def test_stores_of_one_name_share_their_records() -> None:
     first, second = connect("memory://shared-name"), connect("memory://shared-name")
     assert first.first_seen(Key(SCOPE, "k"), TERMS)
     assert not second.first_seen(Key(SCOPE, "k"), TERMS)
-    assert MemoryBackend("shared-name")._table is first._table  # type: ignore[attr-defined]
+    with MemoryStore("shared-name") as third:
+        assert third._table is MemoryBackend("shared-name")._table
+        assert third._table is first._table  # type: ignore[attr-defined]
     assert connect("memory://").first_seen(Key(SCOPE, "k"), TERMS)
+
+
+def test_the_last_to_close_forgets() -> None:
+    """Closing one store of a name leaves the records to the others."""
+    first, second = MemoryStore("counted"), MemoryStore("counted")
+    assert first.first_seen(Key(SCOPE, "k"), TERMS)
     first.close()
-    assert connect("memory://shared-name").first_seen(Key(SCOPE, "k"), TERMS)
+    first.close()
+    assert not second.first_seen(Key(SCOPE, "k"), TERMS)
+    second.close()
+    with MemoryStore("counted") as third:
+        assert third.first_seen(Key(SCOPE, "k"), TERMS)
+
+
+def test_a_full_store_refuses_quickly(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused key does not make each further one look through all records again."""
+    store = MemoryStore(max_entries=500, clock=clock)
+    for number in range(500):
+        store.first_seen(Key(SCOPE, str(number)), TERMS)
+    scans = 0
+    real = store._table.find_room
+
+    def counting(now: int) -> bool:
+        nonlocal scans
+        scans += 1
+        return real(now)
+
+    monkeypatch.setattr(store._table, "find_room", counting)
+    for number in range(100):
+        with pytest.raises(StoreFullError):
+            store.first_seen(Key(SCOPE, f"new{number}"), TERMS)
+    assert scans == 1
 
 
 def test_a_closed_store_says_so() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
@@ -49,6 +51,7 @@ __all__ = [
     "call",
     "give_up",
     "in_background",
+    "is_async",
     "open_claim",
     "record",
     "refusal",
@@ -78,6 +81,16 @@ class Result(NamedTuple):
 
     value: Any
     replayed: bool
+
+
+def is_async(handler: Callable[..., Any]) -> bool:
+    """Whether calling ``handler`` gives something to await: also partials and objects."""
+    target = handler
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.iscoroutinefunction(target):
+        return True
+    return inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def refusal(reply: ClaimReply, operation: str, terms: Terms) -> IdempotencyError:

@@ -1,7 +1,8 @@
 """Answers as bytes: JSON values, Pydantic models and dataclasses, given back as the same type.
 
-One tag byte, then JSON. The tags: ``j`` a JSON value, ``t`` a typed value (the type's name, a
-newline, the JSON), ``o`` an answer that was not kept (the digest of what it was, or nothing).
+One tag byte, then JSON. The tags: ``j`` a JSON value, ``d`` a container as the function declares it
+(``list[Model]``), ``t`` a typed value (the type's name, a newline, the JSON), ``o`` an answer that
+was not kept (the digest of what it was, or nothing).
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Codec:
         self._annotation = annotation
         self._problem: str | bool | None = True  # not looked at yet
         self._decode: Callable[[Any], Any] | None = None
+        self._known: dict[str, type] = {}  # types that this process has stored
 
     @classmethod
     def for_function(cls, function: Callable[..., Any]) -> Codec:
@@ -103,9 +105,10 @@ class Codec:
             annotation = self._annotation
             if isinstance(annotation, _Deferred):
                 annotation = annotation.resolve()
-            self._problem = _problem(annotation, frozenset())
-            if self._problem is None and annotation is not Any:
+            problem = _problem(annotation, frozenset())
+            if problem is None and annotation is not Any:
                 self._decode = _decoder(annotation)
+            self._problem = problem  # last: another thread may be looking
         if self._problem:
             raise UnsupportedAnswerError(f"{self._problem}; {_HINT}")
 
@@ -118,14 +121,30 @@ class Codec:
         kind = type(value)
         if kind in (dict, list, str, int, float, bool, type(None)) and not _holds_typed(value):
             return b"j" + encode_json(value)
+        try:
+            raw = self._encode_typed(kind, value)
+            unchanged = self.decode(raw) == value
+        except UnsupportedAnswerError:
+            raise
+        except Exception as error:
+            raise UnsupportedAnswerError(f"the answer can't be stored: {error}; {_HINT}") from error
+        if not unchanged:
+            raise UnsupportedAnswerError(
+                f"a {kind.__name__} would come back changed (an excluded, secret or private "
+                f"field? a union inside a container?); {_HINT}"
+            )
+        return raw
+
+    def _encode_typed(self, kind: type, value: Any) -> bytes:
         if _is_model(kind) or _is_dataclass(kind):
             problem = _problem(kind, frozenset())
             if problem:
                 raise UnsupportedAnswerError(f"{problem}; {_HINT}")
             name = f"{kind.__module__}:{kind.__qualname__}"
+            self._known[name] = kind
             return b"t" + name.encode() + b"\n" + encode_json(_plain(value))
         if self._decode is not None:  # list[Model], dict[str, Model], tuple[...], as declared
-            return b"j" + encode_json(_plain(value))
+            return b"d" + encode_json(_plain(value))
         raise UnsupportedAnswerError(f"a {kind.__name__} can't be stored; {_HINT}")
 
     def decode(self, raw: bytes) -> Any:
@@ -140,8 +159,8 @@ class Codec:
             self.check()
         if raw[:1] == b"t":
             name = raw[1 : raw.index(b"\n")].decode()
-            return _decoder(_find(name, self._annotation))(value)
-        return value if self._decode is None else self._decode(value)
+            return _decoder(self._known.get(name) or _find(name, self._annotation))(value)
+        return self._decode(value) if raw[:1] == b"d" and self._decode is not None else value
 
 
 class _Deferred:
@@ -218,7 +237,7 @@ def _holds_typed(value: Any) -> bool:
 def _plain(value: Any) -> Any:
     """A model, dataclass or declared container as JSON values."""
     if _is_model(type(value)):
-        return value.model_dump(mode="json")
+        return json.loads(value.model_dump_json(round_trip=True))
     if _is_dataclass(type(value)):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -230,6 +249,8 @@ def _plain(value: Any) -> Any:
 
 def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
     """Why a value of the declared type can't be stored, or ``None`` if it can."""
+    if get_origin(kind) is typing.Annotated:
+        return _problem(get_args(kind)[0], seen)
     if kind in (Any, object, None, typing.NoReturn, *_SCALARS, list, dict) or kind in seen:
         return None
     if isinstance(kind, typing.TypeVar):
@@ -253,8 +274,6 @@ def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
     origin, args = get_origin(kind), get_args(kind)
     if origin is typing.Literal:
         return None if all(isinstance(a, _SCALARS) for a in args) else f"{kind} can't be stored"
-    if origin is typing.Annotated:
-        return _problem(args[0], seen)
     if origin in (Union, types.UnionType):
         typed = [a for a in args if _is_model(a) or _is_dataclass(a)]
         if len(typed) > 1:
@@ -270,10 +289,19 @@ def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
     return f"an answer of type {name} can't be stored"
 
 
+def _validate(kind: Any, value: Any) -> Any:
+    """A model from its own JSON: by field names, not aliases, and as strictly as from a wire."""
+    raw = json.dumps(value)
+    try:
+        return kind.model_validate_json(raw, by_alias=False, by_name=True)
+    except TypeError:  # Pydantic before 2.11
+        return kind.model_validate_json(raw)
+
+
 def _decoder(kind: Any) -> Callable[[Any], Any]:
     """A function that turns JSON values back into ``kind``."""
     if _is_model(kind):
-        return typing.cast("Callable[[Any], Any]", kind.model_validate)
+        return functools.partial(_validate, kind)
     if _is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = [f.name for f in dataclasses.fields(kind)]

@@ -74,9 +74,14 @@ class _Heart:
         self._heap: list[tuple[float, int, _Schedule]] = []
         self._order = itertools.count()
         self._alive = False
+        self._compact_at = 64
 
     def add(self, schedule: _Schedule) -> None:
         with self._wake:
+            if len(self._heap) >= self._compact_at:  # mostly calls that have ended long since
+                self._heap = [entry for entry in self._heap if not entry[2].stopped]
+                heapq.heapify(self._heap)
+                self._compact_at = 64 + 2 * len(self._heap)
             first = not self._heap or schedule.due < self._heap[0][0]
             heapq.heappush(self._heap, (schedule.due, next(self._order), schedule))
             if not self._alive:
@@ -184,7 +189,9 @@ class AsyncBeat:
         claim = schedule.claim
         sent = schedule.plan.monotonic()
         try:
-            async with asyncio.timeout(schedule.dies_at - sent):  # a reply after that is too late
+            # A reply after the lease is too late. But if this loop stood still for that long, the
+            # claim may well be ours still, so ask all the same.
+            async with asyncio.timeout(max(schedule.every, schedule.dies_at - sent)):
                 held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
             again = schedule.renewed(held, sent)
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease

@@ -64,8 +64,8 @@ class InsertLimiter(Forking):
                 return (number + _SLICES) * width - now
         return 0.0
 
-    def count(self, scope: str) -> None:
-        """Take note of a new key of ``scope``."""
+    def count(self, scope: str, number: int = 1) -> None:
+        """Take note of a new key of ``scope``, or with -1 of one that was none after all."""
         now = self._clock()
         with self._lock:
             counts = self._counts.get(scope)
@@ -80,4 +80,4 @@ class InsertLimiter(Forking):
                 if current not in slices:
                     for old in [s for s in slices if s <= current - _SLICES]:
                         del slices[old]
-                slices[current] = slices.get(current, 0) + 1
+                slices[current] = slices.get(current, 0) + number

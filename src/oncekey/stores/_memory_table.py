@@ -93,6 +93,8 @@ class Table(Forking):
         self.limits = [0] * SHARDS  # how far each dict may grow before somebody looks after it
         self.sweep_at = [64] * SHARDS  # how far it may grow before it is swept
         self.unreserved = max_entries  # room that no limit has taken yet
+        self.look_again_at = 0
+        self.users = 0
         self.scopes: dict[bytes, str] = {}
         self.after_fork_in_child()
         watch_forks(self)
@@ -262,7 +264,7 @@ class Table(Forking):
                 self.sweep_shard(place, now - GRACE_MS)
             if len(slots) < self.limits[place]:
                 return
-            if self.unreserved == 0 and not self.find_room(now):
+            if self.unreserved == 0 and (now < self.look_again_at or not self.find_room(now)):
                 raise StoreFullError(
                     f"the memory store holds {self.max_entries} live records, its max_entries: "
                     "raise max_entries, shorten the TTL, or use sqlite:///file.db. No live "
@@ -282,6 +284,7 @@ class Table(Forking):
             self.unreserved = max(0, self.max_entries - sum(self.limits))
             if self.unreserved:
                 return True
+        self.look_again_at = now + 1000  # looking through everything takes a while
         return False
 
     def sweep_shard(self, place: int, cutoff: int) -> int:
@@ -303,9 +306,17 @@ class Table(Forking):
             emit(EventKind.SWEPT, operation="sweep", count=removed)
         return removed
 
+    def close(self) -> None:
+        """Forget every record once the last of those who share this table has closed."""
+        self.users -= 1
+        if self.users <= 0:
+            self.closed = True
+            self.clear()
+
     def clear(self) -> None:
         with self.lock:
             for slots in self.shards:
                 slots.clear()
             self.limits[:] = [0] * SHARDS
             self.unreserved = self.max_entries
+            self.look_again_at = 0

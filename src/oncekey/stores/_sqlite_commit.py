@@ -58,9 +58,12 @@ class ThreadsCommit(Forking):
             try:
                 job.gate.acquire()
             except BaseException:
-                # Interrupted while waiting (Ctrl-C): if the lead was just handed over, pass it on.
+                # Interrupted while waiting (Ctrl-C): nobody may wait for us to lead. A change that
+                # no commit has taken yet is withdrawn; if the lead is ours already, pass it on.
                 with self._mutex:
                     promoted = job.promoted
+                    if not promoted and job in self._queue:
+                        self._queue.remove(job)
                 if promoted:
                     self._lead(job)
                 raise
@@ -109,6 +112,7 @@ class WriterCommit(Forking):
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._closed = False
 
     @property
     def busy(self) -> bool:
@@ -117,6 +121,8 @@ class WriterCommit(Forking):
 
     def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Run ``method`` in the next transaction; the future is done when it is durable."""
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
         if self._thread is None:
             self._start()
         loop = asyncio.get_running_loop()
@@ -141,6 +147,7 @@ class WriterCommit(Forking):
 
     async def aclose(self) -> None:
         """Let the thread finish what is queued, and end it."""
+        self._closed = True  # first, so that nothing comes into the queue behind the end
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)

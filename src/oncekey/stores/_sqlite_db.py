@@ -317,7 +317,12 @@ class Database(Forking):
         self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         try:
             for job in jobs:
-                job.result = job.method(on, *job.args)
+                try:
+                    job.result = job.method(on, *job.args)
+                except sqlite3.Error:
+                    raise
+                except Exception as error:  # noqa: BLE001 - its own; it wrote nothing yet
+                    job.error = error
             self._writes += len(jobs)
             if self._writes >= SWEEP_EVERY:
                 self._writes = 0

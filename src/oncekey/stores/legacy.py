@@ -10,6 +10,7 @@ import asyncio
 import functools
 import time
 import warnings
+import weakref
 from typing import Any
 
 from oncekey._core.codec import decode_json, encode_json
@@ -17,11 +18,13 @@ from oncekey._core.flows import new_owner
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend
 from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.models import CachedResponse, ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.stores._answers import Answers
 from oncekey.stores.memory import MemoryStore
 
 __all__ = ["LegacyStore", "as_async_store", "join_scope"]
 
 _SEPARATOR, _ESCAPE = "\x1e", "\x1f"
+_WRAPPED = "__oncekey_answer__"
 _LEASE = Terms(lease_ms=60_000, ttl_ms=60_000)
 
 
@@ -41,7 +44,7 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     Raises:
         BackendMismatchError: It is neither.
     """
-    if isinstance(backend, AsyncStore):
+    if isinstance(backend, AsyncStore) and not _overrides_answers(backend):
         return backend
     is_legacy = isinstance(backend, IdempotencyBackend) or (
         asyncio.iscoroutinefunction(getattr(backend, "get", None))
@@ -68,6 +71,30 @@ def _brief(terms: Terms) -> Terms:
     return Terms(lease_ms=terms.lease_ms, ttl_ms=1)
 
 
+def _overrides_answers(backend: AsyncStore) -> bool:
+    """A subclass of a full store with its own ``get`` or ``put`` wants those to be used."""
+    return isinstance(backend, Answers) and (
+        type(backend).get is not Answers.get or type(backend).put is not Answers.put
+    )
+
+
+# Stores on one backend share its claims, so that they hold duplicates apart together.
+_claims: weakref.WeakKeyDictionary[Any, MemoryStore] = weakref.WeakKeyDictionary()
+
+
+def _claims_of(backend: Any, clock: Clock) -> MemoryStore:
+    try:
+        return _claims.setdefault(backend, MemoryStore()).with_clock(clock)
+    except TypeError:  # can't be hashed or weakly referred to
+        return MemoryStore(clock=clock)
+
+
+def _answer(entry: CachedResponse) -> bytes:
+    """The stored bytes of an entry."""
+    wrapped = entry.response.get(_WRAPPED)
+    return wrapped.encode() if isinstance(wrapped, str) else b"j" + encode_json(entry.response)
+
+
 class LegacyStore(AsyncStore, ClockInjectable):
     """Claims live in memory, answers in the backend."""
 
@@ -76,12 +103,12 @@ class LegacyStore(AsyncStore, ClockInjectable):
     def __init__(self, backend: Any, clock: Clock = time.time) -> None:
         self._backend = backend
         self._clock = clock
-        self._pending = MemoryStore(clock=clock)
+        self._pending = _claims_of(backend, clock)
 
     def with_clock(self, clock: Clock) -> LegacyStore:
         """The same claims and answers, seen by another clock."""
         view = LegacyStore(self._backend, clock)
-        view._pending = self._pending.with_clock(clock)
+        view._pending = self._pending.with_clock(clock)  # also where it could not be shared
         return view
 
     @staticmethod
@@ -99,7 +126,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
     async def _put(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         response = decode_json(answer) if answer[:1] == b"j" else None
         if not isinstance(response, dict):
-            response = {"oncekey": answer.decode()}  # typed, omitted, or not an object
+            response = {_WRAPPED: answer.decode()}  # typed, omitted, or not an object
         entry = CachedResponse(fingerprint.decode(), response, expires_at / 1000)
         try:
             await self._backend.put(*self._address(key), entry)
@@ -134,14 +161,8 @@ class LegacyStore(AsyncStore, ClockInjectable):
     def _settled(entry: CachedResponse, fingerprint: bytes) -> ClaimReply:
         """A stored answer as the reply to a claim."""
         same = entry.payload_hash.encode() == fingerprint or not fingerprint
-        response = entry.response
-        answer = (
-            response["oncekey"].encode()
-            if list(response) == ["oncekey"] and isinstance(response["oncekey"], str)
-            else b"j" + encode_json(response)
-        )
         verdict = Verdict.REPLAY if same else Verdict.CONFLICT
-        return ClaimReply(verdict, 0, 0, 1, answer if same else None)
+        return ClaimReply(verdict, 0, 0, 1, _answer(entry) if same else None)
 
     async def complete(
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
@@ -153,7 +174,11 @@ class LegacyStore(AsyncStore, ClockInjectable):
         if record.state is State.RELEASED:
             return True  # completed before; its reply was lost
         expires_at = int(self._clock() * 1000) + terms.ttl_ms
-        await self._put(key, record.fingerprint, answer, expires_at)
+        try:
+            await self._put(key, record.fingerprint, answer, expires_at)
+        except StoreError:
+            self._pending.release(key, owner, fence)  # nothing is kept: a retry may run at once
+            raise
         return self._pending.release(key, owner, fence)
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
@@ -183,7 +208,6 @@ class LegacyStore(AsyncStore, ClockInjectable):
         if entry is None:
             return self._pending.read(key)
         expires_at = round(entry.expires_at_epoch * 1000)
-        answer = b"j" + encode_json(entry.response)
         return Record(
             State.COMPLETED,
             b"",
@@ -193,7 +217,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
             expires_at,
             expires_at,
             1,
-            answer,
+            _answer(entry),
         )
 
     async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:

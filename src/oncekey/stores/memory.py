@@ -61,12 +61,15 @@ class _Face(ClockInjectable):
         clock: Clock = time.time,
     ) -> None:
         self._table = _table(name, max_entries)
+        self._table.users += 1
+        self._closed = False
         self._clock = clock
 
     def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock."""
         view = object.__new__(type(self))
         view._table = self._table
+        view._closed = True  # not opened by it, so not closed by it
         view._clock = clock
         return view
 
@@ -134,9 +137,10 @@ class MemoryStore(_Face, Store, Sweepable, Markable):
         self._table.clear()
 
     def close(self) -> None:
-        """Forget every record; new keys get a ``StoreClosedError``."""
-        self._table.closed = True
-        self._table.clear()
+        """Close; the last store of a name to close forgets its records."""
+        if not self._closed:
+            self._closed = True
+            self._table.close()
 
 
 _NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
@@ -217,9 +221,10 @@ class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
         self._table.clear()
 
     async def aclose(self) -> None:
-        """Forget every record; new keys get a ``StoreClosedError``."""
-        self._table.closed = True
-        self._table.clear()
+        """Close; the last store of a name to close forgets its records."""
+        if not self._closed:
+            self._closed = True
+            self._table.close()
 
     async def _size(self) -> int:
         """How many records there are. For tests."""

@@ -71,7 +71,7 @@ def _find(url: str, function: str) -> tuple[Callable[..., object], str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or not scheme:
-        raise StoreConfigError(f"{url!r} is not a store URL: write memory:// or sqlite:///file.db")
+        raise StoreConfigError("that is not a store URL: write memory:// or sqlite:///file.db")
     known = SCHEMES.get(scheme)
     if known is not None:
         module: Any = import_module(known[0])
