@@ -1,4 +1,4 @@
-"""A handler of keyed requests: the first answer is stored, and every retry gets it.
+"""A tool of the Ad Context Protocol (AdCP): the first answer is stored, and every retry gets it.
 
 python adcp_handler.py seller.db
 """

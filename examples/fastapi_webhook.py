@@ -1,4 +1,4 @@
-"""A FastAPI receiver that handles every webhook event once. Needs FastAPI and uvicorn.
+"""A FastAPI receiver with one recorded outcome for every event. Needs FastAPI and uvicorn.
 
     WEBHOOK_SECRET=s3cret uvicorn --factory fastapi_webhook:create_app
 

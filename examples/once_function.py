@@ -1,4 +1,4 @@
-"""A function that runs once for each key, in every process that uses the same file.
+"""A function with one recorded outcome for each key, in every process that uses the same file.
 
     python once_function.py orders.db
 

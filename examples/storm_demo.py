@@ -156,9 +156,8 @@ def run_worker(path: str, number: int, broken: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the demo, which ends its workers
     store = SQLiteStore(path)
     Receiver.dedup = SyncWebhookDedupStore(store, processing_ttl_seconds=LEASE_SECONDS)
-    Receiver.ledger = sqlite3.connect(
-        path, isolation_level=None, timeout=60, check_same_thread=False
-    )
+    options = {"isolation_level": None, "timeout": 60, "check_same_thread": False}
+    Receiver.ledger = sqlite3.connect(path, **options)
     Receiver.turn, Receiver.number, Receiver.broken = threading.Lock(), number, broken
     server = Server(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -172,10 +171,9 @@ class Worker:
 
     def __init__(self, path: str, number: int, broken: str, news: queue.SimpleQueue) -> None:
         command = [sys.executable, __file__, "--worker", path, str(number), "--break", broken]
+        pipe = subprocess.PIPE
         with sigint_held_back():  # the child inherits that, until it ignores the signal itself
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.number = number
         self.port = 0
         threading.Thread(target=self._listen, args=(news,), daemon=True).start()
@@ -318,11 +316,9 @@ class Storm:
     def _post(
         self, connections: dict[int, http.client.HTTPConnection], port: int, delivery: Delivery
     ) -> tuple[int, str, str | None]:
-        connection = connections.get(port)
-        if connection is None:
-            connection = connections[port] = http.client.HTTPConnection(
-                "127.0.0.1", port, timeout=90
-            )
+        if port not in connections:
+            connections[port] = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+        connection = connections[port]
         connection.request("POST", "/", delivery.body, {"X-Signature": delivery.signature})
         response = connection.getresponse()
         return response.status, response.read().decode(), response.getheader("Retry-After")
@@ -397,7 +393,7 @@ def report(found: dict[str, int], answers: collections.Counter[str], killed: int
         ("  503, rolled back", answers["failed"]),
         ("  no answer, worker was down", answers["none"]),
         ("workers killed with -9", killed),
-        ("takeovers of their claims", found["takeovers"]),
+        ("takeovers (a killed worker may hold several)", found["takeovers"]),
         ("events", found["events"]),
         ("effects in the ledger", found["effects"]),
         ("bad signatures that left a trace", found["forged"]),
@@ -406,7 +402,7 @@ def report(found: dict[str, int], answers: collections.Counter[str], killed: int
     ]
     print()
     for name, value in rows:
-        print(f"  {name:<34} {value:>8,}")
+        print(f"  {name:<45} {value:>8,}")
     print()
     print(
         f"deliveries {answers.total()}, duplicates {answers['duplicate']}, "

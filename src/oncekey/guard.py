@@ -1,4 +1,4 @@
-"""``Once`` and ``AsyncOnce``: run a function, or a block, once for each key."""
+"""``Once`` and ``AsyncOnce``: one recorded outcome for each key of a function or a block."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class _Base:
 
 
 class Once(_Base):
-    """Runs synchronous work once for each key.
+    """Guards synchronous work: one recorded outcome for each key, replayed to every copy.
 
     Args:
         store: A ``Store``, or a URL for ``connect``.
@@ -334,7 +334,7 @@ class _Guard:
 
 
 class AsyncOnce(_Base):
-    """Runs asynchronous work once for each key. Takes what ``Once`` takes, with an async store.
+    """Guards asynchronous work. Takes what ``Once`` takes, with an async store.
 
     Example:
         >>> import asyncio

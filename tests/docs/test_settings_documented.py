@@ -18,6 +18,7 @@ import pytest
 from oncekey import (
     AsyncOnce,
     IdempotencyStore,
+    InvalidKeyError,
     MemoryBackend,
     MemoryStore,
     Once,
@@ -51,6 +52,8 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
     "SQLite stores": [SQLiteStore, SQLiteBackend],
     "connect and aconnect": [connect, aconnect],
 }
+# Whose ``key`` has a default only so that leaving it out gets an error that says what to write.
+KEYED = (Once.__call__, AsyncOnce.__call__)
 CASES = [(section, owner) for section, owners in SECTIONS.items() for owner in owners]
 
 
@@ -70,11 +73,12 @@ def tables(page: str) -> dict[str, list[list[str]]]:
 def options(owner: Callable[..., Any]) -> dict[str, Any]:
     """The parameters that a user can give, with their defaults."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
+    found = {
         name: parameter.default
         for name, parameter in inspect.signature(owner).parameters.items()
         if name != "self" and parameter.kind not in variadic
     }
+    return {**found, "key": inspect.Parameter.empty} if owner in KEYED else found
 
 
 def shown(default: object) -> object:
@@ -105,6 +109,13 @@ def test_options_are_documented(section: str, owner: Callable[..., Any]) -> None
     for name, default in options(owner).items():
         assert name in rows, f"{name} is not in settings.md under {section}"
         assert shown(default) in rows[name], f"the default of {name} is {default!r}"
+
+
+@pytest.mark.parametrize("once", [Once("memory://"), AsyncOnce("memory://")], ids=["sync", "async"])
+def test_decorator_requires_a_key(once: Once | AsyncOnce) -> None:
+    """The table says that the decorator's key is required: leaving it out is refused."""
+    with pytest.raises(InvalidKeyError, match="key="):
+        once()
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +20,21 @@ from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 
 import oncekey
+from oncekey import (
+    IdempotencyConflictError,
+    IdempotencyStore,
+    SyncWebhookDedupStore,
+    ToolContext,
+    WebhookDedupStore,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?:python|\{code-block\} python)$", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SAVED = re.compile(
+    r"[Ss]ave this\s+as `(\w+)\.py`.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 MAKE_TARGET = re.compile(r"\bmake ([a-z][\w.%-]*)")
 
 
@@ -28,6 +42,29 @@ def modules() -> Iterator[str]:
     for found in pkgutil.walk_packages(oncekey.__path__, "oncekey."):
         if found.name != "oncekey.__main__":
             yield found.name
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory, from which files that a page saves can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    forget(tmp_path)
+
+
+def forget(folder: Path) -> None:
+    """Let the modules in ``folder`` be imported anew."""
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def save_files(page: Path, folder: Path) -> list[str]:
+    """Save the blocks that ``page`` says to save; gives their names without ``.py``."""
+    saved = SAVED.findall(page.read_text("utf-8"))
+    for name, source in saved:
+        (folder / f"{name}.py").write_text(source, "utf-8")
+    return [name for name, _ in saved]
 
 
 def run_page(page: Path) -> dict[str, Any]:
@@ -43,27 +80,100 @@ def run_page(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks of a page run from top to bottom, as one program."""
-    monkeypatch.chdir(tmp_path)
-    run_page(page)
+def test_page_runs(page: Path, folder: Path) -> None:
+    """The Python blocks of a page run from top to bottom, and again in the same folder."""
+    save_files(page, folder)
+    for _ in range(2):
+        run_page(page)
+        forget(folder)
 
 
-async def test_readme_receivers_handle_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The two receivers of the README answer both copies of an event, and handle one."""
-    monkeypatch.chdir(tmp_path)
-    page = run_page(ROOT / "README.md")
+def test_tutorial_checks_pass_twice(folder: Path) -> None:
+    """The tutorial's files, saved as it says, are programs that pass on every run."""
+    names = save_files(ROOT / "docs" / "tutorial" / "first-dedup.md", folder)
+    assert names == ["app", "main", "check_flask", "check_fastapi"]
+    for name in ["check_flask", "check_fastapi"] * 2:
+        command = [sys.executable, f"{name}.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# The README: every block is read alone, so it must work alone.
+
+README_BLOCKS = BLOCK.findall((ROOT / "README.md").read_text("utf-8"))
+
+
+def readme_block(word: str) -> dict[str, Any]:
+    """Run the one block of the README that holds ``word``; gives the names that it defined."""
+    found = [block for block in README_BLOCKS if word in block]
+    assert len(found) == 1
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(found[0], "README.md", "exec"), names)
+    return names
+
+
+def test_every_readme_block_is_tested() -> None:
+    """The tests below run each Python block of the README in a namespace of its own."""
+    words = ("Once(", "Flask(", "FastAPI(", "IdempotencyStore(")
+    assert [sum(word in block for word in words) for block in README_BLOCKS] == [1] * len(words)
+
+
+def test_readme_function_replays(folder: Path) -> None:
+    """The guarded function keeps one answer for a key, also in a second run."""
+    for _ in range(2):
+        assert readme_block("Once(")["charge"]("o-1", 500) == {"order": "o-1", "charged": 500}
+
+
+def test_readme_flask_receiver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both copies of an event get a 200 and one is handled; the other statuses are as they say."""
+    page = readme_block("Flask(")
+    assert isinstance(page["dedup"], SyncWebhookDedupStore)
     client = page["app"].test_client()
-    answers = [client.post("/webhook", json={"id": "evt_1"}) for _ in range(2)]
-    assert [(answer.status_code, answer.text) for answer in answers] == [(200, "handled")] * 2
+
+    def post(body: str) -> tuple[int, str]:
+        answer = client.post("/webhook", data=body)  # no JSON content type, as curl sends it
+        return answer.status_code, answer.text
+
+    assert [post('{"id": "evt_1"}') for _ in range(2)] == [(200, "handled")] * 2
+    assert post('{"id": "evt_1", "changed": true}') == (409, "conflict")
+    page["dedup"].claim("acme", "evt_2", hashlib.sha256(b'{"id": "evt_2"}').hexdigest())
+    assert post('{"id": "evt_2"}') == (503, "in_progress")
+    assert capsys.readouterr().out.count("handling") == 1
+
+
+async def test_readme_fastapi_receiver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both copies of an event get a 200 and one is handled; the other statuses are as they say."""
+    page = readme_block("FastAPI(")
+    assert isinstance(page["adedup"], WebhookDedupStore)
     transport = httpx.ASGITransport(page["api"])
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as aclient:
-        copies = [await aclient.post("/webhook", json={"id": "evt_2"}) for _ in range(2)]
-    assert [(copy.status_code, copy.text) for copy in copies] == [(200, "handled")] * 2
-    shown = capsys.readouterr().out
-    assert shown.count("handling") == 2
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+        async def post(body: str) -> tuple[int, str]:
+            answer = await client.post("/webhook", content=body)
+            return answer.status_code, answer.text
+
+        assert [await post('{"id": "evt_1"}') for _ in range(2)] == [(200, "handled")] * 2
+        assert await post('{"id": "evt_1", "changed": true}') == (409, "conflict")
+        digest = hashlib.sha256(b'{"id": "evt_2"}').hexdigest()
+        await page["adedup"].claim("acme", "evt_2", digest)
+        assert await post('{"id": "evt_2"}') == (503, "in_progress")
+    assert capsys.readouterr().out.count("handling") == 1
+    await page["adedup"].backend.aclose()
+
+
+async def test_readme_handler_is_guarded_for_a_caller(folder: Path) -> None:
+    """With a caller a changed request conflicts; without one it runs unguarded, with a warning."""
+    page = readme_block("IdempotencyStore(")
+    assert isinstance(page["idempotency"], IdempotencyStore)
+    seller, buyer = page["Seller"](), ToolContext(caller_identity="buyer-acme")
+    request = {"idempotency_key": "k-1", "package": "summer"}
+    changed = {**request, "package": "winter"}
+    assert await seller.create_media_buy(request, buyer) == {"media_buy_id": "mb-1"}
+    with pytest.raises(IdempotencyConflictError):
+        await seller.create_media_buy(changed, buyer)
+    with pytest.warns(UserWarning, match="caller_identity"):
+        assert await seller.create_media_buy(changed) == {"media_buy_id": "mb-1"}
+    await page["idempotency"].backend.aclose()
 
 
 @pytest.mark.parametrize("name", list(modules()))
