@@ -18,7 +18,7 @@ from oncekey.stores._waiters import Waiters
 
 __all__ = ["Table"]
 
-SHARDS: Final = 1024
+SHARDS: Final = 1021  # a prime: the low bits of a hash are what each dict places its keys by
 SHORT_SCOPES: Final = 65_536
 GRACE_MS: Final = 60_000  # records outlive their time by this, so that clocks may differ a little
 
@@ -30,7 +30,6 @@ _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
 _RENEW: Final = Event.RENEW
-_MASK: Final = SHARDS - 1
 
 _Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
 
@@ -129,7 +128,7 @@ class Table(Forking):
     ) -> ClaimReply:
         name = self.name(key)
         now_us = int(clock() * 1_000_000)
-        place = hash(name) & _MASK
+        place = hash(name) % SHARDS
         slots = self.shards[place]
         while True:
             if name not in slots:
@@ -160,7 +159,7 @@ class Table(Forking):
     ) -> bool:
         name = self.name(key)
         now = int(clock() * 1000)
-        slots = self.shards[hash(name) & _MASK]
+        slots = self.shards[hash(name) % SHARDS]
         with self.lock:
             slot = slots.get(name)
             if slot is None:
@@ -192,7 +191,7 @@ class Table(Forking):
                 since, until = moment, (now + 1) / 1000
                 expires_at = now + ttl_ms
             name = prefix + key
-            place = hash(name) & _MASK
+            place = hash(name) % SHARDS
             slots = shards[place]
             slot = slots.get(name)
             if slot is not None and type(slot) is int and now < slot:
@@ -228,7 +227,7 @@ class Table(Forking):
 
     def write(self, key: Key, record: Record, now: int) -> None:
         name = self.name(key)
-        place = hash(name) & _MASK
+        place = hash(name) % SHARDS
         slots = self.shards[place]
         if name not in slots and len(slots) >= self.limits[place]:
             self.make_room(place, now)
@@ -242,7 +241,7 @@ class Table(Forking):
 
     def read(self, key: Key) -> Record | None:
         name = self.name(key)
-        slot = self.shards[hash(name) & _MASK].get(name)
+        slot = self.shards[hash(name) % SHARDS].get(name)
         return None if slot is None else _unpack(slot)
 
     def settled(self, key: Key) -> bool:
