@@ -252,8 +252,8 @@ class Table(Forking):
     def make_room(self, place: int, now: int) -> None:
         """Let one dict grow: sweep it if that is due, then reserve room for it.
 
-        A dict holds a few thousand records at five million in all, so that this never takes a
-        millisecond, and each record pays for a look or two.
+        A dict holds a few thousand records at five million in all, so that this takes a
+        millisecond or so at the worst, and each record pays for a look or two.
         """
         if self.closed:
             raise StoreClosedError("this memory store is closed: connect again")
