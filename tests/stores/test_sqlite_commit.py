@@ -15,8 +15,7 @@ import pytest
 from oncekey import AsyncOnce, SQLiteBackend, SQLiteStore, StoreClosedError, StoreCorruptError
 from oncekey._core.flows import new_owner
 from oncekey.models import Key, Scope, Terms, Verdict
-from oncekey.stores._sqlite_commit import ThreadsCommit
-from oncekey.stores._sqlite_db import Job
+from oncekey.stores._batching import Job, ThreadBatch
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=60_000)
 WAIT = 30
@@ -33,7 +32,7 @@ class Interrupted(BaseException):
 def test_an_interrupted_follower_is_never_made_to_lead(tmp_path: pathlib.Path) -> None:
     """A caller that is interrupted while it waits for a commit leaves the store usable."""
     with SQLiteStore(tmp_path / "x.db") as store:
-        commit: ThreadsCommit = store._commit
+        commit: ThreadBatch = store._commit
         leading, go_on = threading.Event(), threading.Event()
 
         def slow(on: Any) -> None:

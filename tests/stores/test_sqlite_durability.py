@@ -20,7 +20,8 @@ from oncekey.instrument import subscribe
 from oncekey.instrument.events import Event, EventKind
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores import _sqlite_db
-from oncekey.stores._sqlite_db import Database, Job
+from oncekey.stores._batching import Job
+from oncekey.stores._sqlite_db import Database
 from oncekey.testing import ManualClock
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
@@ -190,6 +191,7 @@ def test_threads_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Threads that call while a commit is under way are all taken along by the next one."""
     with SQLiteStore(tmp_path / "group.db") as store:
         count = Counted(store._database, monkeypatch)
+        monkeypatch.setattr(store._commit, "_run", store._database.commit)
         results: list[bool] = []
 
         def call(number: int) -> None:

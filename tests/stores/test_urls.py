@@ -42,7 +42,7 @@ async def test_options_come_from_the_url_or_the_call(tmp_path: pathlib.Path) -> 
         ("", "not a store URL"),
         ("file.db", "not a store URL"),
         ("://x", "not a store URL"),
-        ("oracle://x", "there are memory, sqlite"),
+        ("oracle://x", "there are memory, postgres"),
         ("sqlite://file.db", "sqlite:///file.db"),
         ("sqlite:///", "names no file"),
         ("sqlite:///x.db?durabilty=full", "no option 'durabilty'"),
@@ -78,7 +78,9 @@ def test_a_wrong_option_is_named() -> None:
 
 def test_third_parties_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point gives a scheme; a plug-in with one form says that the other is missing."""
-    plugin = types.SimpleNamespace(open_sync=lambda rest, options: MemoryStore(rest, **options))
+    plugin = types.SimpleNamespace(
+        open_sync=lambda url, options: MemoryStore(url.partition("://")[2], **options)
+    )
 
     class Point:
         name = "mine"
@@ -94,9 +96,9 @@ def test_third_parties_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(connect("mine://x", max_entries=5), MemoryStore)
     with pytest.raises(StoreConfigError, match="no async form"):
         aconnect("mine://x")
-    with pytest.raises(StoreConfigError, match="there are memory, mine, sqlite"):
+    with pytest.raises(StoreConfigError, match="there are memory, mine, postgres"):
         connect("yours://x")
-    plugin.open_sync = lambda rest, options: object()
+    plugin.open_sync = lambda url, options: object()
     with pytest.raises(StoreConfigError, match=r"no oncekey\.abc\.Store"):
         connect("mine://x")
     real = EntryPoint("mine", "types", "oncekey.stores")

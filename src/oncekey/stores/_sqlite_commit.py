@@ -1,4 +1,4 @@
-"""Three ways to share a commit: between threads, through a writer thread, once a loop's tick.
+"""Two ways for event loops to share a commit: through a writer thread, and once a tick.
 
 A commit waits for the disk. Whoever comes while one is under way is taken along by the next, so
 that throughput rises with load and a lone caller never waits for a timer.
@@ -13,90 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.errors import StoreClosedError, StoreUnavailableError
-from oncekey.stores._sqlite_db import Database, Job
+from oncekey.errors import StoreClosedError
+from oncekey.stores._batching import MAX_BATCH, Job
+from oncekey.stores._sqlite_db import Database
 
-__all__ = ["ThreadsCommit", "TickCommit", "WriterCommit"]
-
-MAX_BATCH = 512
-
-
-class ThreadsCommit(Forking):
-    """For threads: the first to come leads, those who come meanwhile follow in its next commit.
-
-    The caller's own thread does the work: no thread of our own, nothing to start after a fork.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.after_fork_in_child()
-        watch_forks(self)
-
-    def after_fork_in_child(self) -> None:
-        """Start over: whoever waited or wrote is not in this process."""
-        self._mutex = threading.Lock()
-        self._queue: list[Job] = []
-        self._leading = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a commit is under way or about to be."""
-        return self._leading
-
-    def submit(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Run ``method`` in the next transaction; returns when it is durable."""
-        job = Job(method, args)
-        job.done = job.promoted = False
-        with self._mutex:
-            self._queue.append(job)
-            follows = self._leading
-            if follows:
-                job.gate = threading.Lock()
-                job.gate.acquire()
-            self._leading = True
-        if follows:
-            try:
-                job.gate.acquire()
-            except BaseException:
-                # Interrupted while waiting (Ctrl-C): nobody may wait for us to lead. A change that
-                # no commit has taken yet is withdrawn; if the lead is ours already, pass it on.
-                with self._mutex:
-                    promoted = job.promoted
-                    if not promoted and job in self._queue:
-                        self._queue.remove(job)
-                if promoted:
-                    self._lead(job)
-                raise
-            if job.done:
-                return job.outcome()
-        self._lead(job)
-        return job.outcome()
-
-    def _lead(self, own: Job) -> None:
-        with self._mutex:
-            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-        try:
-            self._database.commit(batch)
-        except BaseException:
-            for job in batch:
-                if job is not own and job.error is None:
-                    job.error = StoreUnavailableError(
-                        "the thread that was committing this change was interrupted: try again"
-                    )
-            raise
-        finally:
-            with self._mutex:
-                heir = self._queue[0] if self._queue else None
-                if heir is None:
-                    self._leading = False
-                else:
-                    heir.promoted = True
-            for job in batch:
-                if job is not own:
-                    job.done = True
-                    job.gate.release()
-            if heir is not None:
-                heir.gate.release()
+__all__ = ["TickCommit", "WriterCommit"]
 
 
 class WriterCommit(Forking):

@@ -28,10 +28,11 @@ from oncekey.errors import (
 )
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.stores._batching import Job
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sql import load_migrations, load_statements
 
-__all__ = ["Database", "Job"]
+__all__ = ["Database"]
 
 SQL: Final = load_statements("sqlite.sql")
 MIGRATIONS: Final = load_migrations("sqlite_migrations")
@@ -42,28 +43,6 @@ GRACE_MS: Final = 60_000
 Executor = sqlite3.Connection | sqlite3.Cursor
 _STATES: Final = tuple(State)
 _READ, _INSERT, _MARK, _UPDATE = SQL["read"], SQL["insert"], SQL["mark"], SQL["update"]
-
-
-class Job:
-    """One change that waits for its transaction; the commit fills in ``result`` or ``error``."""
-
-    __slots__ = ("args", "done", "error", "gate", "method", "promoted", "result")
-
-    result: Any
-    gate: Any
-    done: bool
-    promoted: bool
-
-    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.method = method
-        self.args = args
-        self.error: BaseException | None = None
-
-    def outcome(self) -> Any:
-        """The result, or raise what went wrong."""
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class Database(Forking):

@@ -231,11 +231,11 @@ class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
         return self._table.count
 
 
-def open_sync(rest: str, options: dict[str, Any]) -> MemoryStore:
+def open_sync(url: str, options: dict[str, Any]) -> MemoryStore:
     """``memory://`` or ``memory://name``."""
-    return MemoryStore(rest, **options)
+    return MemoryStore(url.partition("://")[2], **options)
 
 
-def open_async(rest: str, options: dict[str, Any]) -> MemoryBackend:
+def open_async(url: str, options: dict[str, Any]) -> MemoryBackend:
     """``memory://`` or ``memory://name``."""
-    return MemoryBackend(rest, **options)
+    return MemoryBackend(url.partition("://")[2], **options)

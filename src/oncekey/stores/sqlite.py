@@ -15,7 +15,8 @@ from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Store, Sweepable
 from oncekey.errors import StoreConfigError
 from oncekey.models import ClaimReply, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
-from oncekey.stores._sqlite_commit import ThreadsCommit, TickCommit, WriterCommit
+from oncekey.stores._batching import ThreadBatch
+from oncekey.stores._sqlite_commit import TickCommit, WriterCommit
 from oncekey.stores._sqlite_db import Database
 
 __all__ = ["SQLiteBackend", "SQLiteStore"]
@@ -83,7 +84,7 @@ class SQLiteStore(_Face, Store, Sweepable):
         self._database = Database(
             os.fspath(path), durability=durability, busy_timeout=busy_timeout, clock=clock
         )
-        self._commit = ThreadsCommit(self._database)
+        self._commit = ThreadBatch(self._database.commit)
         self._clock = clock
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
@@ -340,8 +341,9 @@ class SQLiteBackend(_Face, Answers, AsyncSweepable):
         self._database.close()
 
 
-def _path(rest: str, options: dict[str, Any]) -> str:
+def _path(url: str, options: dict[str, Any]) -> str:
     """The file that a URL names; the options in its query are added to ``options``."""
+    rest = url.partition("://")[2]
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
         raise StoreConfigError(
@@ -359,13 +361,13 @@ def _path(rest: str, options: dict[str, Any]) -> str:
     return path[1:]
 
 
-def open_sync(rest: str, options: dict[str, Any]) -> SQLiteStore:
+def open_sync(url: str, options: dict[str, Any]) -> SQLiteStore:
     """``sqlite:///file.db``."""
-    path = _path(rest, options)
+    path = _path(url, options)
     return SQLiteStore(path, **options)
 
 
-def open_async(rest: str, options: dict[str, Any]) -> SQLiteBackend:
+def open_async(url: str, options: dict[str, Any]) -> SQLiteBackend:
     """``sqlite:///file.db``."""
-    path = _path(rest, options)
+    path = _path(url, options)
     return SQLiteBackend(path, **options)

@@ -16,6 +16,19 @@ SCHEMES: Final[dict[str, tuple[str, str]]] = {
     # scheme: (module, the extra that brings its driver)
     "memory": ("oncekey.stores.memory", ""),
     "sqlite": ("oncekey.stores.sqlite", ""),
+    "postgresql": ("oncekey.stores.postgres", "postgres"),
+    "postgres": ("oncekey.stores.postgres", "postgres"),
+    "postgresql+psycopg": ("oncekey.stores.postgres", "postgres"),
+    "postgresql+asyncpg": ("oncekey.stores.postgres", "postgres"),
+    "redis": ("oncekey.stores.redis", "redis"),
+    "rediss": ("oncekey.stores.redis", "redis"),
+    "redis+cluster": ("oncekey.stores.redis", "redis"),
+    "rediss+cluster": ("oncekey.stores.redis", "redis"),
+    "redis+sentinel": ("oncekey.stores.redis", "redis"),
+    "rediss+sentinel": ("oncekey.stores.redis", "redis"),
+    "valkey": ("oncekey.stores.redis", "redis"),
+    "valkeys": ("oncekey.stores.redis", "redis"),
+    "unix": ("oncekey.stores.redis", "redis"),
 }
 GROUP: Final = "oncekey.stores"
 
@@ -24,8 +37,9 @@ def connect(url: str, **options: Any) -> Store:
     """Open a synchronous store.
 
     Args:
-        url: ``memory://``, ``memory://name`` (shared in this process), ``sqlite:///file.db``, or
-            the scheme of an installed plug-in.
+        url: ``memory://``, ``memory://name`` (shared in this process), ``sqlite:///file.db``,
+            ``postgresql://user@host/database``, ``redis://host:6379/0`` (also ``redis+cluster``,
+            ``redis+sentinel`` and ``unix``), or the scheme of an installed plug-in.
         **options: What the store's class takes, such as ``durability="normal"``.
 
     Raises:
@@ -35,8 +49,7 @@ def connect(url: str, **options: Any) -> Store:
         >>> from oncekey import connect
         >>> store = connect("memory://")
     """
-    opener, rest = _find(url, "open_sync")
-    store = _open(opener, url, rest, options)
+    store = _open(_find(url, "open_sync"), url, options)
     if not isinstance(store, Store):
         raise StoreConfigError(f"the plug-in for {_scheme(url)}:// gave no oncekey.abc.Store")
     return store
@@ -44,33 +57,39 @@ def connect(url: str, **options: Any) -> Store:
 
 def aconnect(url: str, **options: Any) -> AsyncStore:
     """Open an asynchronous store. Takes what ``connect`` takes; needs no ``await``."""
-    opener, rest = _find(url, "open_async")
-    store = _open(opener, url, rest, options)
+    store = _open(_find(url, "open_async"), url, options)
     if not isinstance(store, AsyncStore):
         raise StoreConfigError(f"the plug-in for {_scheme(url)}:// gave no oncekey.abc.AsyncStore")
     return store
 
 
 def _scheme(url: str) -> str:
-    return url.partition("://")[0]
+    return url.partition("://")[0].lower()
 
 
-def _open(opener: Callable[..., object], url: str, rest: str, options: dict[str, Any]) -> object:
+def _open(opener: Callable[..., object], url: str, options: dict[str, Any]) -> object:
     try:
-        return opener(rest, dict(options))
+        return opener(url, dict(options))
+    except ModuleNotFoundError as error:
+        extra = SCHEMES.get(_scheme(url), ("", ""))[1]
+        if not extra:
+            raise
+        raise StoreConfigError(
+            f"{_scheme(url)}:// needs the package {error.name}, which is not installed: run "
+            f"pip install 'oncekey[{extra}]'"
+        ) from error
     except TypeError as error:
         raise StoreConfigError(f"{_scheme(url)}:// does not take these options: {error}") from error
 
 
-def _find(url: str, function: str) -> tuple[Callable[..., object], str]:
+def _find(url: str, function: str) -> Callable[..., object]:
     if not isinstance(url, str):
         raise StoreConfigError(
             f"a store URL must be a string, got {type(url).__name__}: write memory:// or "
             "sqlite:///file.db"
         )
-    scheme, separator, rest = url.partition("://")
-    scheme = scheme.lower()
-    if not separator or not scheme:
+    scheme = _scheme(url)
+    if "://" not in url or not scheme:
         raise StoreConfigError("that is not a store URL: write memory:// or sqlite:///file.db")
     known = SCHEMES.get(scheme)
     if known is not None:
@@ -88,4 +107,4 @@ def _find(url: str, function: str) -> tuple[Callable[..., object], str]:
     if opener is None:
         kind, other = ("async", "sync") if function == "open_async" else ("sync", "async")
         raise StoreConfigError(f"the store {scheme}:// has no {kind} form, only {other}")
-    return opener, rest
+    return opener

@@ -1,0 +1,195 @@
+"""Calls that share a round trip: between threads, and between the tasks of an event loop.
+
+No timer anywhere: a call that comes alone is sent at once. Calls that come while a batch is under
+way gather and are sent together as the next, so that throughput rises with load and nobody waits
+for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from oncekey._core.forks import Forking, watch_forks
+from oncekey.errors import StoreUnavailableError
+
+__all__ = ["MAX_BATCH", "Job", "LoopBatch", "ThreadBatch"]
+
+MAX_BATCH = 512
+
+
+class Job:
+    """One call that waits for its batch; whoever runs the batch fills in ``result`` or ``error``.
+
+    ``method`` is whatever the runner makes of it: a function, or the name of a command.
+    """
+
+    __slots__ = ("args", "done", "error", "gate", "method", "promoted", "result")
+
+    result: Any
+    gate: Any
+    done: bool
+    promoted: bool
+
+    def __init__(self, method: Any, args: tuple[Any, ...]) -> None:
+        self.method = method
+        self.args = args
+        self.error: BaseException | None = None
+
+    def outcome(self) -> Any:
+        """The result, or raise what went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class ThreadBatch(Forking):
+    """For threads: the first to come leads, those who come meanwhile follow in its next batch.
+
+    The caller's own thread does the work: no thread of our own, nothing to start after a fork.
+
+    Args:
+        run: Runs the jobs of a batch and fills each in. What it raises goes to the leader.
+        most: The most jobs of one batch.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Job]], None], most: int = MAX_BATCH) -> None:
+        self._run = run
+        self._most = most
+        self.after_fork_in_child()
+        watch_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Start over: whoever waited or led is not in this process."""
+        self._mutex = threading.Lock()
+        self._queue: list[Job] = []
+        self._leading = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is under way or about to be."""
+        return self._leading
+
+    def submit(self, method: Any, args: tuple[Any, ...]) -> Any:
+        """Run a call in the next batch; returns when that is done."""
+        job = Job(method, args)
+        job.done = job.promoted = False
+        with self._mutex:
+            self._queue.append(job)
+            follows = self._leading
+            if follows:
+                job.gate = threading.Lock()
+                job.gate.acquire()
+            self._leading = True
+        if follows:
+            try:
+                job.gate.acquire()
+            except BaseException:
+                # Interrupted while waiting (Ctrl-C): nobody may wait for us to lead. A call that
+                # no batch has taken yet is withdrawn; if the lead is ours already, pass it on.
+                with self._mutex:
+                    promoted = job.promoted
+                    if not promoted and job in self._queue:
+                        self._queue.remove(job)
+                if promoted:
+                    self._lead(job)
+                raise
+            if job.done:
+                return job.outcome()
+        self._lead(job)
+        return job.outcome()
+
+    def _lead(self, own: Job) -> None:
+        with self._mutex:
+            batch, self._queue = self._queue[: self._most], self._queue[self._most :]
+        try:
+            self._run(batch)
+        except BaseException:
+            for job in batch:
+                if job is not own and job.error is None:
+                    job.error = StoreUnavailableError(
+                        "the thread that was making this change was interrupted: try again"
+                    )
+            raise
+        finally:
+            with self._mutex:
+                heir = self._queue[0] if self._queue else None
+                if heir is None:
+                    self._leading = False
+                else:
+                    heir.promoted = True
+            for job in batch:
+                if job is not own:
+                    job.done = True
+                    job.gate.release()
+            if heir is not None:
+                heir.gate.release()
+
+
+class LoopBatch:
+    """For the tasks of one event loop: calls of one tick go together, later ones in the next batch.
+
+    A task that is cancelled while it waits does not stop the batch that carries its call.
+
+    Args:
+        run: Runs the jobs of a batch and fills each in. What it raises goes to all that it left
+            without an error of their own.
+        most: The most jobs of one batch.
+        lanes: How many batches may be under way at once.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Job]], Awaitable[None]],
+        most: int = MAX_BATCH,
+        lanes: int = 1,
+    ) -> None:
+        self._run = run
+        self._most = most
+        self._idle = lanes
+        self._queue: list[tuple[Job, asyncio.Future[Any]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, method: Any, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Run a call in the next batch; the future is done when that is."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.append((Job(method, args), future))
+        if self._idle and len(self._queue) == 1:
+            self._idle -= 1
+            task = loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return future
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                batch, self._queue = self._queue[: self._most], self._queue[self._most :]
+                jobs = [job for job, _ in batch]
+                try:
+                    await self._run(jobs)
+                except Exception as error:  # noqa: BLE001 - nobody may be left waiting
+                    for job in jobs:
+                        job.error = job.error or error
+                except BaseException:  # the loop is being shut down
+                    for _, future in batch + self._queue:
+                        future.cancel()
+                    self._queue.clear()
+                    raise
+                for job, future in batch:
+                    if future.done():
+                        continue
+                    if job.error is not None:
+                        future.set_exception(job.error)
+                    else:
+                        future.set_result(job.result)
+        finally:
+            self._idle += 1
+
+    async def drain(self) -> None:
+        """Wait until nothing is queued or under way."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
