@@ -119,7 +119,15 @@ def acquire(
     look = FIRST_LOOK
     waited = False
     while True:
-        reply: ClaimReply = yield Op("claim", (key, owner, fingerprint, terms))
+        op = Op("claim", (key, owner, fingerprint, terms))
+        reply: ClaimReply
+        try:
+            reply = yield op
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            sent = monotonic()
+            reply = yield op  # the first may have been won: the same owner wins it again
         if reply.verdict is Verdict.WON:
             claim = Claim(
                 key, owner, reply.fence, reply.attempts, reply.takeover, terms, operation, begun
@@ -221,7 +229,14 @@ def release(
     claim: Claim, error: BaseException | None, monotonic: Callable[[], float]
 ) -> Flow[bool]:
     """Give the key back, so that the next attempt may run at once."""
-    held: bool = yield Op("release", (claim.key, claim.owner, claim.fence))
+    op = Op("release", (claim.key, claim.owner, claim.fence))
+    held: bool
+    try:
+        held = yield op
+    except StoreError as failed:
+        if not failed.retryable:
+            raise
+        held = yield op
     claim.settled = True
     if listening():
         kind = EventKind.RELEASED if held else EventKind.FENCED

@@ -1,0 +1,296 @@
+"""What a batch of calls asks of PostgreSQL, and what the rows mean. Knows nothing of drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from oncekey.errors import StoreError, StoreUnavailableError
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.stores._batching import Job
+from oncekey.stores.sql import load_statements
+
+__all__ = [
+    "CLAIM_IN",
+    "SQL",
+    "Contention",
+    "Statement",
+    "claim_arguments",
+    "claim_reply",
+    "complete_arguments",
+    "run_jobs",
+]
+
+_US: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+SQL: Final = {
+    name: sql.replace("{now}", f"{_US} / 1000").replace("{us}", _US)
+    for name, sql in load_statements("postgres.sql").items()
+}
+CLAIM: Final = (
+    SQL["claim"]
+    .replace("{lock}", "pg_try_advisory_xact_lock_shared")
+    .replace("{guard}", "true")
+    .replace(", {told}", "")
+)
+# $12: the store's id. $13: the transaction is the caller's own, which we can't begin anew.
+CLAIM_IN: Final = (
+    SQL["claim"]
+    .replace("{lock}", "pg_try_advisory_xact_lock")
+    .replace(
+        "{guard}",
+        "(SELECT store_id FROM oncekey_state) = $12::uuid AND (NOT $13::boolean OR "
+        "current_setting('transaction_isolation') IN ('read committed', 'read uncommitted'))",
+    )
+    .replace(
+        "{told}",
+        "(SELECT store_id FROM oncekey_state)::text, current_setting('transaction_isolation'), "
+        "pg_current_xact_id_if_assigned()::text",
+    )
+)
+
+BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
+
+Rows = Sequence[Sequence[Any]]
+
+
+class Contention(StoreUnavailableError):
+    """Calls of one batch got in another's way: each may succeed alone."""
+
+
+class Statement(NamedTuple):
+    """One statement to send, and its arguments in the order of their numbers."""
+
+    sql: str
+    args: list[Any]
+
+
+Steps = Generator[Statement, Rows, None]
+
+
+def lock_number(digest: bytes) -> int:
+    """The number of a key's advisory lock: the start of its digest."""
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
+    """The statements for ``jobs``; fills each of them in.
+
+    Calls of one kind and one set of terms share a statement. Of several for one key only the first
+    is sent where the others' answers follow from its own, else they get a statement of their own.
+    """
+    groups: dict[tuple[str, Terms | None], list[Job]] = {}
+    for job in jobs:
+        last = job.args[-1]
+        groups.setdefault((job.method, last if type(last) is Terms else None), []).append(job)
+    for (kind, terms), group in groups.items():
+        rest = group
+        while rest:
+            first: dict[bytes, Job] = {}
+            also: list[tuple[Job, Job]] = []
+            later: list[Job] = []
+            for job in rest:
+                lead = first.setdefault(job.args[0].digest, job)
+                if lead is job:
+                    continue
+                if kind in ("mark", "read") or (kind == "claim" and lead.args[2] == job.args[2]):
+                    also.append((job, lead))
+                else:
+                    later.append(job)
+            # In the order of their keys, so that no two batches lock them in opposite orders.
+            yield from _send(tenant, kind, terms, [first[digest] for digest in sorted(first)])
+            for job, lead in also:
+                job.error = lead.error
+                if lead.error is None:
+                    job.result = _FOLLOW[kind](lead.result)
+            rest = later
+
+
+def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job]) -> Steps:
+    keys = [job.args[0] for job in jobs]
+    sql, rest = _BUILD[kind](jobs, terms)
+    digests = [key.digest for key in keys]
+    args = [tenant, digests, [key.scope.label for key in keys], *rest]
+    try:
+        rows = yield Statement(sql, args)
+    except StoreUnavailableError as error:
+        if len(jobs) > 1 and isinstance(error, Contention):
+            for job in jobs:
+                yield from _send(tenant, kind, terms, [job])
+        else:
+            _fail(jobs, error)
+    except StoreError as error:
+        if len(jobs) > 1:  # one bad call must not take its neighbours down
+            for job in jobs:
+                yield from _send(tenant, kind, terms, [job])
+        else:
+            _fail(jobs, error)
+    else:
+        found = {row[0]: row for row in rows}
+        read = _READ[kind]
+        for job, digest in zip(jobs, digests, strict=True):
+            row = found.get(digest)
+            try:
+                job.result = read(job, row)
+            except StoreError as error:
+                job.error = error
+
+
+def _fail(jobs: list[Job], error: StoreError) -> None:
+    for job in jobs:
+        job.error = type(error)(*error.args)
+        job.error.__cause__ = error.__cause__
+
+
+# Arguments after tenant, keys and scopes
+
+
+def _locks(jobs: list[Job]) -> list[int]:
+    return [lock_number(job.args[0].digest) for job in jobs]
+
+
+def _column(jobs: list[Job], number: int) -> list[Any]:
+    return [job.args[number] for job in jobs]
+
+
+def _claim_terms(terms: Terms) -> list[Any]:
+    return [terms.lease_ms, terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky]
+
+
+def _claim(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    return CLAIM, [_column(jobs, 1), _column(jobs, 2), _locks(jobs), *_claim_terms(terms)]
+
+
+def _mark(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    return SQL["mark"], [_locks(jobs), terms.ttl_ms, terms.skew_ms, terms.remember_ms]
+
+
+def _complete(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    kept = terms.skew_ms + terms.remember_ms
+    columns = [_column(jobs, 1), _column(jobs, 2), _locks(jobs), _column(jobs, 3)]
+    return SQL["complete"], [*columns, terms.ttl_ms, kept, terms.sticky]
+
+
+def _renew(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    columns = [_column(jobs, 1), _column(jobs, 2), _locks(jobs)]
+    return SQL["renew"], [*columns, terms.lease_ms, terms.ttl_ms, terms.sticky]
+
+
+def _release(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    return SQL["release"], [_column(jobs, 1), _column(jobs, 2), _locks(jobs)]
+
+
+def _read(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
+    return SQL["read"], []
+
+
+_BUILD: Final[dict[str, Callable[[list[Job], Any], tuple[str, list[Any]]]]] = {
+    "claim": _claim,
+    "mark": _mark,
+    "complete": _complete,
+    "renew": _renew,
+    "release": _release,
+    "read": _read,
+}
+
+
+# Rows
+
+
+def claim_reply(row: Sequence[Any], owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+    """What a row of the claim statement says to the owner that asked."""
+    _, state, holder, fence, bound, left, late, attempts, takeover, answer = row[:10]
+    if state is None:
+        return ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
+    same = bound == fingerprint or not bound or not fingerprint
+    if state == State.PENDING and holder == owner and same:
+        return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover)
+    if state != State.PENDING:
+        left = 0
+    if state == State.COMPLETED and late and terms.remember_ms:
+        verdict = Verdict.EXPIRED
+    elif not same:
+        verdict = Verdict.CONFLICT
+    elif state == State.COMPLETED:
+        return ClaimReply(Verdict.REPLAY, fence, 0, attempts, answer)
+    else:
+        verdict = Verdict.IN_FLIGHT
+    return ClaimReply(verdict, fence, left, attempts, None)
+
+
+def _claimed(job: Job, row: Sequence[Any] | None) -> ClaimReply:
+    _, owner, fingerprint, terms = job.args
+    if row is None:
+        raise _hidden(job.args[0])
+    return claim_reply(row, owner, fingerprint, terms)
+
+
+def _hidden(key: Key) -> StoreError:
+    return StoreError(
+        f"PostgreSQL gave no row for a key of scope {key.scope.hash}: a row-level security policy "
+        "or a trigger hides it from this role. Let the role see its own rows"
+    )
+
+
+def _busy() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "a transaction has this key in hand right now: try again when it has ended"
+    )
+
+
+def _first(job: Job, row: Sequence[Any] | None) -> bool:
+    if row is None:
+        return False
+    if row[1] is None:
+        raise _busy()
+    return True
+
+
+def _record(job: Job, row: Sequence[Any] | None) -> Record | None:
+    if row is None:
+        return None
+    _, state, *rest = row
+    return Record(State(state), *rest)
+
+
+_READ: Final[dict[str, Callable[[Job, Sequence[Any] | None], Any]]] = {
+    "claim": _claimed,
+    "mark": _first,
+    "complete": _first,
+    "renew": _first,
+    "release": _first,
+    "read": _record,
+}
+
+
+def _follow_claim(reply: ClaimReply) -> ClaimReply:
+    """What the same claim of another owner gets, a moment after the one that was sent."""
+    if reply.verdict is not Verdict.WON:
+        return reply
+    return ClaimReply(Verdict.IN_FLIGHT, reply.fence, reply.lease_ms, reply.attempts, None)
+
+
+_FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
+    "claim": _follow_claim,
+    "mark": lambda first: False,
+    "read": lambda record: record,
+}
+
+
+# Inside a caller's transaction
+
+
+def claim_arguments(
+    tenant: str, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+) -> list[Any]:
+    """What ``CLAIM_IN`` takes for one key, but for the store's id and whose transaction it is."""
+    digest = key.digest
+    columns = [[digest], [key.scope.label], [owner], [fingerprint], [lock_number(digest)]]
+    return [tenant, *columns, *_claim_terms(terms)]
+
+
+def complete_arguments(
+    tenant: str, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+) -> list[Any]:
+    """What the statement ``complete`` takes for one key."""
+    _, rest = _complete([Job("complete", (key, owner, fence, answer, terms))], terms)
+    return [tenant, [key.digest], [key.scope.label], *rest]

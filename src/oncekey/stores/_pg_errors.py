@@ -1,0 +1,63 @@
+"""PostgreSQL's errors with names, reasons and fixes. Decided by SQLSTATE, never by text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncekey.errors import (
+    StoreConfigError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from oncekey.stores._pg_calls import Contention
+
+__all__ = ["named"]
+
+_MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
+
+
+def named(error: BaseException) -> StoreError:
+    """The error to raise for what a driver raised."""
+    if isinstance(error, StoreError):
+        return error
+    state = getattr(error, "sqlstate", None) or ""
+    if state in _MISSING:
+        return StoreConfigError(
+            "the tables of oncekey are missing or too old in this database and search_path: run "
+            "'oncekey migrate URL', or call create_schema() on the store"
+        )
+    if state == "42501":
+        return StoreConfigError(
+            "this role may not use the tables of oncekey: GRANT SELECT, INSERT, UPDATE, DELETE ON "
+            "oncekey_records, oncekey_waiters, oncekey_sweep, and SELECT ON oncekey_schema. With "
+            "row-level security the store's tenant must be the name of the role"
+        )
+    if state == "25006":
+        return StoreReadOnlyError(
+            "this PostgreSQL server or session is read-only: connect to the primary, for example "
+            "with target_session_attrs=read-write in the URL"
+        )
+    if state.startswith("53") and state != "53300":
+        return StoreFullError(
+            "PostgreSQL has no room: free disk space or memory on the server. Nothing that was "
+            "acknowledged is lost"
+        )
+    if state.startswith("28"):
+        return StoreConfigError(
+            "PostgreSQL refused the login: check user, password and pg_hba.conf"
+        )
+    if state == "3D000":
+        return StoreConfigError("that database does not exist: create it, or correct the URL")
+    if state.startswith("40") or state in ("55P03", "57014"):
+        return Contention(
+            "PostgreSQL gave up this change in favour of another (deadlock, serialization, lock or "
+            "statement timeout): try again"
+        )
+    if not state or state.startswith(("08", "57", "53")):
+        return StoreUnavailableError(
+            f"PostgreSQL can't be reached ({type(error).__name__}): check that the server runs, "
+            "its address and the network. The call may or may not have been carried out"
+        )
+    return StoreError(f"PostgreSQL refused a statement of oncekey ({state}): {error}")

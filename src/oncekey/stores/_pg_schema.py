@@ -1,0 +1,187 @@
+"""The schema in PostgreSQL: its migrations, and a look at the start that names what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+from oncekey.errors import StoreConfigError
+from oncekey.stores._pg_calls import SQL, Statement
+
+__all__ = ["MIGRATIONS", "Migration", "check", "migrate", "script"]
+
+COLUMNS: Final = {
+    "fence": "bigint",
+    "lease_until": "bigint",
+    "expires_at": "bigint",
+    "purge_at": "bigint",
+    "attempts": "integer",
+    "state": "smallint",
+    "takeover": "boolean",
+    "tenant": "text C",
+    "key": "bytea",
+    "scope": "text C",
+    "owner": "bytea",
+    "fingerprint": "bytea",
+    "answer": "bytea",
+}
+_ROW_SECURITY: Final = """
+ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {table} FORCE ROW LEVEL SECURITY;
+CREATE POLICY oncekey_tenant ON {table}
+    USING (tenant = current_user) WITH CHECK (tenant = current_user);
+"""
+_STORAGE = re.compile(r"\) (WITH \(\s*fillfactor = 70,.*?\));", re.DOTALL)
+
+
+class Migration(NamedTuple):
+    """One script. ``pre`` is safe while the old code runs, ``post`` once only the new code does."""
+
+    version: int
+    step: str
+    name: str
+    sql: str
+
+
+def _load() -> list[Migration]:
+    found = []
+    for item in files("oncekey.stores.sql").joinpath("postgres_migrations").iterdir():
+        match = re.fullmatch(r"(\d+)_(\w+)\.(pre|post)\.sql", item.name)
+        if match is not None:
+            text = item.read_text("utf-8")
+            found.append(Migration(int(match[1]), match[3], match[2], text))
+    return sorted(found, key=lambda one: (one.version, one.step != "pre"))
+
+
+MIGRATIONS: Final = _load()
+
+
+def script(migration: Migration, partitions: int = 0, row_security: bool = False) -> str:
+    """The SQL of a migration, with the options that concern making the table."""
+    sql = migration.sql
+    if migration.version != 1 or migration.step != "pre":
+        return sql
+    if partitions:
+        if not 2 <= partitions <= 1024:
+            raise StoreConfigError(f"partitions must be 2 to 1024, got {partitions}")
+        match = _STORAGE.search(sql)
+        storage = match[1] if match else ""
+        parts = "".join(
+            f"CREATE TABLE oncekey_records_{number} PARTITION OF oncekey_records\n"
+            f"    FOR VALUES WITH (MODULUS {partitions}, REMAINDER {number}) {storage};\n"
+            for number in range(partitions)
+        )
+        sql = _STORAGE.sub(") PARTITION BY HASH (key);\n\n" + parts, sql)
+    if row_security:
+        for table in ("oncekey_records", "oncekey_waiters"):
+            sql += _ROW_SECURITY.format(table=table)
+    return sql
+
+
+def statements(sql: str) -> list[str]:
+    """The statements of a script, without its comments."""
+    lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
+    return [part.strip() for part in "\n".join(lines).split(";\n") if part.strip(" ;\n")]
+
+
+Steps = Generator[Statement, Sequence[Sequence[Any]], list[Migration]]
+
+
+def migrate(
+    step: str | None = None,
+    partitions: int = 0,
+    row_security: bool = False,
+    migrations: Sequence[Migration] | None = None,
+) -> Steps:
+    """Bring the schema up to date; one transaction, and one at a time. Gives what was done.
+
+    Args:
+        step: ``pre``, ``post`` or both.
+        partitions: Make the table with so many hash partitions. 0: not partitioned.
+        row_security: Let each role see only the rows whose tenant is its name.
+        migrations: Others than our own, in tests.
+    """
+    if step not in (None, "pre", "post"):
+        raise StoreConfigError(f"step must be 'pre', 'post' or left out, got {step!r}")
+    done = []
+    yield Statement("BEGIN", [])
+    try:
+        yield Statement(SQL["lock_versions"], [])
+        yield Statement(SQL["create_versions"], [])
+        rows = yield Statement(SQL["versions"], [])
+        have = {(int(row[0]), str(row[1])) for row in rows}
+        for migration in MIGRATIONS if migrations is None else migrations:
+            if (migration.version, migration.step) in have:
+                continue
+            if step is not None and migration.step != step:
+                continue
+            for sql in statements(script(migration, partitions, row_security)):
+                yield Statement(sql, [])
+            yield Statement(SQL["add_version"], [migration.version, migration.step])
+            done.append(migration)
+    except BaseException:
+        yield Statement("ROLLBACK", [])
+        raise
+    yield Statement("COMMIT", [])
+    return done
+
+
+def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
+    """Look at the schema. Gives the store's id.
+
+    Raises:
+        StoreConfigError: Something is missing or has drifted; names what, and the fix.
+    """
+    rows = yield Statement(SQL["inspect"], [])
+    records, waiters, state, versions, columns, primary, secured, persistence, role, _ = rows[0]
+    fix = "run 'oncekey migrate URL', or call create_schema() on the store"
+    if not (records and waiters and state and versions):
+        missing = [
+            name
+            for name, there in (
+                ("oncekey_records", records),
+                ("oncekey_waiters", waiters),
+                ("oncekey_state", state),
+                ("oncekey_schema", versions),
+            )
+            if not there
+        ]
+        raise StoreConfigError(
+            f"no table {', '.join(missing)} in this database and search_path: {fix}"
+        )
+    have = dict(column.split(" ", 1) for column in columns)
+    drift = [
+        f"column {name} is {have[name]}, not {kind}" if name in have else f"no column {name}"
+        for name, kind in COLUMNS.items()
+        if have.get(name) != kind
+    ]
+    if list(primary or ()) != ["tenant", "key"]:
+        drift.append("the primary key is not (tenant, key)")
+    if persistence == "u":
+        drift.append("the table is UNLOGGED, so that a crash of the server empties it")
+    if drift:
+        raise StoreConfigError(
+            f"oncekey_records has drifted: {'; '.join(drift)}. Undo that, or {fix} on a fresh table"
+        )
+    done = yield Statement(SQL["versions"], [])
+    have_versions = {(int(row[0]), str(row[1])) for row in done}
+    lacking = [one for one in MIGRATIONS if one.step == "pre" and one[:2] not in have_versions]
+    if lacking:
+        raise StoreConfigError(f"the schema lacks {lacking[0].name} ({lacking[0].version}): {fix}")
+    newest = MIGRATIONS[-1].version
+    if any(version > newest and step == "post" for version, step in have_versions):
+        raise StoreConfigError(
+            f"the schema was finished for a newer oncekey than this (which knows version {newest})"
+            ": upgrade oncekey"
+        )
+    if secured and tenant != role:
+        raise StoreConfigError(
+            f"row-level security is on, so this role may use tenant={role!r} only, but the store "
+            f"has tenant={tenant!r}: pass tenant={role!r}"
+        )
+    rows = yield Statement(SQL["store_id"], [])
+    if not rows:
+        raise StoreConfigError(f"the table oncekey_state is empty: {fix} on a fresh database")
+    return str(rows[0][0])

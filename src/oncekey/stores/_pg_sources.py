@@ -1,0 +1,441 @@
+"""Where statements run: connections of our own, or those of a pool or an engine that was passed in.
+
+A source of our own keeps one connection for each lane, so that claims and completions don't wait
+for each other. Others are borrowed for one batch and given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final, Protocol
+
+from oncekey._core.forks import Forking, watch_forks
+from oncekey.errors import StoreClosedError, StoreConfigError
+from oncekey.stores._pg_errors import named
+
+__all__ = ["AsyncSource", "Source", "async_source", "sync_source"]
+
+LANES: Final = ("claim", "settle", "other")
+CONNECT_SECONDS: Final = 10
+
+Rows = list[Any]
+
+
+class Source(Protocol):
+    """Runs statements for a sync store."""
+
+    listen_dsn: str | None
+
+    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows: ...
+    def close(self) -> None: ...
+
+
+class AsyncSource(Protocol):
+    """Runs statements for an async store, on the loop that calls."""
+
+    listen_dsn: str | None
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows: ...
+    async def aclose(self) -> None: ...
+
+
+def _kind(given: object) -> str:
+    return type(given).__module__.partition(".")[0]
+
+
+def sync_source(given: object, prepare: bool) -> Source:
+    """The source for what a ``PgStore`` was given."""
+    if isinstance(given, str):
+        return PsycopgSource(given, prepare)
+    kind = _kind(given)
+    if kind == "psycopg_pool" and hasattr(given, "getconn"):
+        return PoolSource(given, prepare)
+    if kind == "sqlalchemy" or callable(given):
+        engine = _engine(given)
+        if engine is not None and not hasattr(engine, "sync_engine"):
+            return EngineSource(engine, prepare)
+    raise StoreConfigError(
+        f"PgStore can't use a {type(given).__name__}: pass a URL, a psycopg_pool.ConnectionPool, a "
+        "SQLAlchemy Engine or a sessionmaker; async ones go to PgBackend"
+    )
+
+
+def async_source(given: object, driver: str, prepare: bool) -> AsyncSource:
+    """The source for what a ``PgBackend`` was given."""
+    if isinstance(given, str):
+        if driver == "asyncpg":
+            return AsyncpgSource(given, prepare)
+        return AsyncPsycopgSource(given, prepare)
+    kind = _kind(given)
+    if kind == "asyncpg" and hasattr(given, "acquire"):
+        return AsyncpgPoolSource(given, prepare)
+    if kind == "psycopg_pool" and hasattr(given, "getconn"):
+        return AsyncPoolSource(given, prepare)
+    if kind == "sqlalchemy" or callable(given):
+        engine = _engine(given)
+        if engine is not None and hasattr(engine, "sync_engine"):
+            return AsyncEngineSource(engine, prepare)
+    raise StoreConfigError(
+        f"PgBackend can't use a {type(given).__name__}: pass a URL, an asyncpg Pool, a "
+        "psycopg_pool.AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker; sync "
+        "ones go to PgStore"
+    )
+
+
+def _engine(given: Any) -> Any:
+    """The engine of an engine, or of the sessions that a factory makes."""
+    if hasattr(given, "dialect") and hasattr(given, "connect"):
+        return given
+    if callable(given):
+        session: Any = given()
+        bind = getattr(session, "bind", None)
+        if bind is None and hasattr(session, "get_bind"):
+            bind = session.get_bind()
+        return getattr(bind, "engine", bind)
+    return None
+
+
+# psycopg, sync
+
+
+def _run(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
+    import psycopg
+
+    cursor: Any
+    with psycopg.RawCursor(connection) as cursor:
+        cursor.execute(sql, args, prepare=prepare, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+
+def _stale(connection: Any) -> bool:
+    """Whether the server has hung up while nobody was looking: something came in unasked."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(0))
+
+
+class PsycopgSource(Forking):
+    """Connections of our own, one a lane."""
+
+    def __init__(self, dsn: str, prepare: bool) -> None:
+        import psycopg
+
+        self._connect = psycopg.connect
+        self._dsn = dsn
+        self.listen_dsn: str | None = dsn
+        self._prepare = prepare
+        self._closed = False
+        self._inherited: list[Any] = []
+        self._open: dict[str, Any] = {}
+        self._locks = {lane: threading.Lock() for lane in LANES}
+        watch_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the parent's connections alone: closing them would end the parent's sessions."""
+        self._inherited.extend(self._open.values())
+        self._open = {}
+        self._locks = {lane: threading.Lock() for lane in LANES}
+
+    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        with self._locks[lane]:
+            try:
+                connection = self._open.get(lane)
+                if connection is None or _stale(connection):
+                    connection = self._reopen(lane, connection)
+                return _run(connection, sql, args, self._prepare)
+            except BaseException as error:
+                broken = self._open.get(lane)
+                if broken is not None and (broken.broken or not isinstance(error, Exception)):
+                    broken.close()
+                    del self._open[lane]
+                if not isinstance(error, Exception):
+                    raise
+                raise named(error) from error
+
+    def _reopen(self, lane: str, old: Any) -> Any:
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
+        if old is not None:
+            old.close()
+        connection = self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        if not self._prepare:
+            connection.prepare_threshold = None
+        self._open[lane] = connection
+        return connection
+
+    def close(self) -> None:
+        self._closed = True
+        for lane in LANES:
+            with self._locks[lane]:
+                connection = self._open.pop(lane, None)
+                if connection is not None:
+                    connection.close()
+
+
+def _timeout(dsn: str) -> dict[str, Any]:
+    return {} if "connect_timeout" in dsn else {"connect_timeout": CONNECT_SECONDS}
+
+
+@contextlib.contextmanager
+def _autocommit(connection: Any) -> Iterator[None]:
+    """One statement, one transaction, whatever its owner has set; given back as it was."""
+    before = connection.autocommit
+    if not before:
+        connection.autocommit = True
+    try:
+        yield
+    finally:
+        if not before and not connection.closed:
+            connection.autocommit = False
+
+
+class PoolSource:
+    """A ``psycopg_pool.ConnectionPool`` of the caller's."""
+
+    def __init__(self, pool: Any, prepare: bool) -> None:
+        self._pool = pool
+        self._prepare = prepare
+        self.listen_dsn: str | None = pool.conninfo or None
+
+    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        try:
+            with self._pool.connection() as connection, _autocommit(connection):
+                return _run(connection, sql, args, self._prepare)
+        except Exception as error:
+            raise named(error) from error
+
+    def close(self) -> None:
+        """The pool is the caller's."""
+
+
+class EngineSource:
+    """A SQLAlchemy ``Engine`` of the caller's, on psycopg 3."""
+
+    listen_dsn: str | None = None
+
+    def __init__(self, engine: Any, prepare: bool) -> None:
+        _check_dialect(engine, "psycopg")
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._prepare = prepare
+
+    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        try:
+            with self._engine.connect() as connection:
+                return _run(connection.connection.driver_connection, sql, args, self._prepare)
+        except Exception as error:
+            raise named(getattr(error, "orig", None) or error) from error
+
+    def close(self) -> None:
+        """The engine is the caller's."""
+
+
+def _check_dialect(engine: Any, *drivers: str) -> None:
+    if engine.dialect.name != "postgresql" or engine.dialect.driver not in drivers:
+        wanted = " or ".join(f"postgresql+{driver}" for driver in drivers)
+        raise StoreConfigError(
+            f"this engine is {engine.dialect.name}+{engine.dialect.driver}: make it with {wanted}"
+        )
+
+
+# psycopg, async
+
+
+async def _arun(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
+    import psycopg
+
+    cursor: Any
+    async with psycopg.AsyncRawCursor(connection) as cursor:
+        await cursor.execute(sql, args, prepare=prepare, binary=True)
+        return await cursor.fetchall() if cursor.description else []
+
+
+class _PerLoop:
+    """Connections of our own for each event loop: none may be used from another."""
+
+    def __init__(self) -> None:
+        self._loops: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}
+        self._closed = False
+
+    def _lanes(self) -> dict[str, Any]:
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
+        loop = asyncio.get_running_loop()
+        lanes = self._loops.get(loop)
+        if lanes is None:
+            for old in [old for old in self._loops if old.is_closed()]:
+                del self._loops[old]
+            lanes = self._loops[loop] = {}
+        return lanes
+
+
+class AsyncPsycopgSource(_PerLoop):
+    """Connections of our own by psycopg, one a lane and loop."""
+
+    def __init__(self, dsn: str, prepare: bool) -> None:
+        import psycopg
+
+        super().__init__()
+        self._connect = psycopg.AsyncConnection.connect
+        self._dsn = dsn
+        self.listen_dsn: str | None = dsn
+        self._prepare = prepare
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        lanes = self._lanes()
+        try:
+            connection = lanes.get(lane)
+            if connection is None or _stale(connection):
+                if connection is not None:
+                    await connection.close()
+                connection = lanes[lane] = await self._connect(
+                    self._dsn, autocommit=True, **_timeout(self._dsn)
+                )
+                if not self._prepare:
+                    connection.prepare_threshold = None
+            return await _arun(connection, sql, args, self._prepare)
+        except Exception as error:
+            raise named(error) from error
+
+    async def aclose(self) -> None:
+        self._closed = True
+        lanes = self._loops.pop(asyncio.get_running_loop(), {})
+        for connection in lanes.values():
+            await connection.close()
+        self._loops.clear()
+
+
+class AsyncPoolSource:
+    """A ``psycopg_pool.AsyncConnectionPool`` of the caller's."""
+
+    def __init__(self, pool: Any, prepare: bool) -> None:
+        self._pool = pool
+        self._prepare = prepare
+        self.listen_dsn: str | None = pool.conninfo or None
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        try:
+            async with self._pool.connection() as connection:
+                before = connection.autocommit
+                if not before:
+                    await connection.set_autocommit(True)
+                try:
+                    return await _arun(connection, sql, args, self._prepare)
+                finally:
+                    if not before and not connection.closed:
+                        await connection.set_autocommit(False)
+        except Exception as error:
+            raise named(error) from error
+
+    async def aclose(self) -> None:
+        """The pool is the caller's."""
+
+
+# asyncpg
+
+
+class _AsyncpgLink:
+    """One connection, and the statements that are prepared on it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.connection: Any = None
+        self.prepared: dict[str, Any] = {}
+
+
+class AsyncpgSource(_PerLoop):
+    """Connections of our own by asyncpg, one a lane and loop, with prepared statements."""
+
+    def __init__(self, dsn: str, prepare: bool) -> None:
+        import asyncpg
+
+        super().__init__()
+        self._connect: Any = asyncpg.connect
+        self._dsn = dsn
+        self.listen_dsn: str | None = dsn
+        self._prepare = prepare
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        link = self._lanes().setdefault(lane, _AsyncpgLink())
+        try:
+            async with link.lock:  # asyncpg takes one statement at a time, and says so by an error
+                if link.connection is None or link.connection.is_closed():
+                    options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
+                    link.connection = await self._connect(
+                        self._dsn, timeout=CONNECT_SECONDS, **options
+                    )
+                    link.prepared = {}
+                if not self._prepare:
+                    async with link.connection.transaction():  # a pooler keeps one server for it
+                        return list(await link.connection.fetch(sql, *args))
+                statement = link.prepared.get(sql)
+                if statement is None:
+                    statement = link.prepared[sql] = await link.connection.prepare(sql)
+                return list(await statement.fetch(*args))
+        except Exception as error:
+            raise named(error) from error
+
+    async def aclose(self) -> None:
+        self._closed = True
+        lanes = self._loops.pop(asyncio.get_running_loop(), {})
+        for link in lanes.values():
+            if link.connection is not None:
+                await link.connection.close(timeout=CONNECT_SECONDS)
+        self._loops.clear()
+
+
+class AsyncpgPoolSource:
+    """An ``asyncpg.Pool`` of the caller's."""
+
+    listen_dsn: str | None = None
+
+    def __init__(self, pool: Any, prepare: bool) -> None:
+        self._pool = pool
+        self._prepare = prepare
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        try:
+            async with self._pool.acquire() as connection:
+                if not self._prepare:
+                    async with connection.transaction():
+                        return list(await connection.fetch(sql, *args))
+                return list(await connection.fetch(sql, *args))
+        except Exception as error:
+            raise named(error) from error
+
+    async def aclose(self) -> None:
+        """The pool is the caller's."""
+
+
+class AsyncEngineSource:
+    """A SQLAlchemy ``AsyncEngine`` of the caller's, on asyncpg or psycopg 3."""
+
+    listen_dsn: str | None = None
+
+    def __init__(self, engine: Any, prepare: bool) -> None:
+        _check_dialect(engine, "asyncpg", "psycopg", "psycopg_async")
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._prepare = prepare
+
+    @contextlib.asynccontextmanager
+    async def _driver(self) -> AsyncIterator[Any]:
+        async with self._engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            yield raw.driver_connection
+
+    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+        try:
+            async with self._driver() as connection:
+                if _kind(connection) == "asyncpg":
+                    return list(await connection.fetch(sql, *args))
+                return await _arun(connection, sql, args, self._prepare)
+        except Exception as error:
+            raise named(getattr(error, "orig", None) or error) from error
+
+    async def aclose(self) -> None:
+        """The engine is the caller's."""

@@ -1,0 +1,560 @@
+"""``postgresql://...``: durable, shared by all machines, and able to join your own transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import time
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from oncekey._core.forks import Forking, watch_forks
+from oncekey.abc import AsyncSweepable, Store, Sweepable
+from oncekey.errors import StoreConfigError, StoreError
+from oncekey.instrument.events import EventKind, emit
+from oncekey.models import ClaimReply, Key, Record, State, Terms, check_text
+from oncekey.stores._answers import Answers
+from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
+from oncekey.stores._pg_calls import SQL, Statement, run_jobs
+from oncekey.stores._pg_listen import AsyncListener, Listener
+from oncekey.stores._pg_schema import check, migrate
+from oncekey.stores._pg_sources import async_source, sync_source
+from oncekey.stores._waiters import Waiters
+
+__all__ = ["PgBackend", "PgStore"]
+
+SWEEP_EVERY: Final = 256  # new records between two steps of sweeping
+SWEEP_PAGES: Final = 32  # pages a step passes over: a few times what those records fill
+GRACE_MS: Final = 60_000
+WORTH_HEARING: Final = 0.02  # seconds: for a shorter wait nobody is asked to announce the outcome
+REGISTER_SECONDS: Final = 30
+
+
+def _held(record: Record | None, owner: bytes, fence: int) -> bool:
+    """Whether this very completion is on record already: its first reply was lost."""
+    return (
+        record is not None
+        and record.state is State.COMPLETED
+        and record.owner == owner
+        and record.fence == fence
+    )
+
+
+class _Face:
+    """What the sync and the async store have in common."""
+
+    poll_seconds = 0.25
+
+    def _set_up(self, tenant: str, listen: str | bool | None) -> None:
+        if tenant:
+            check_text(tenant, "tenant", 63)
+        self.tenant = tenant
+        self._listen = listen
+        self._checked = False
+        self._store_id = ""
+        self._new_records = 0
+        self._waiters = Waiters()
+        self._registered: dict[bytes, float] = {}
+
+    def _heard(self, digest: bytes) -> None:
+        """A key was settled, here or elsewhere."""
+        self._registered.pop(digest, None)
+        self._waiters.wake(digest)
+
+    def _listen_dsn(self, source: Any, prepare: bool) -> str | None:
+        if isinstance(self._listen, str):
+            return _plain(self._listen)
+        if self._listen is False or not prepare:
+            return None  # behind a transaction pooler nobody can listen
+        return str(source.listen_dsn) if source.listen_dsn else None
+
+    def _must_register(self, digest: bytes) -> bool:
+        now = time.monotonic()
+        if self._registered.get(digest, 0.0) > now:
+            return False
+        if len(self._registered) > 10_000:
+            self._registered = {key: at for key, at in self._registered.items() if at > now}
+        self._registered[digest] = now + REGISTER_SECONDS / 2
+        return True
+
+    def _time_to_sweep(self) -> bool:
+        self._new_records += 1
+        if self._new_records < SWEEP_EVERY:
+            return False
+        self._new_records = 0
+        return True
+
+    @staticmethod
+    def _swept(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
+        removed, next_page, _ = rows[0]
+        if removed:
+            emit(EventKind.SWEPT, operation="sweep", count=removed)
+        return int(removed), int(next_page or 0)
+
+
+class PgStore(_Face, Store, Sweepable, Forking):
+    """The synchronous PostgreSQL store, on psycopg 3.
+
+    Promises: atomic for everybody who uses the database, by the server's clock. With the server's
+    ``synchronous_commit`` on (its default) an acknowledged change survives a crash; with
+    ``transaction()`` your own writes, the claim and the answer commit together. A fail-over to an
+    asynchronous replica can lose what it had not received.
+
+    Threads that call at the same time share one statement. Works after a fork.
+
+    Args:
+        source: A URL, a ``psycopg_pool.ConnectionPool``, a SQLAlchemy ``Engine`` or a
+            ``sessionmaker``. What was passed in is left open.
+        tenant: Sets stores that share the table apart. With row-level security: the role's name.
+        prepare: Use prepared statements and LISTEN. Off behind a transaction pooler.
+        listen: A URL to listen on for outcomes, where it is not that of ``source``; False: don't,
+            look at the records instead.
+
+    Raises:
+        StoreConfigError: The URL is wrong, or ``source`` is something else.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        tenant: str = "",
+        prepare: bool = True,
+        listen: str | bool | None = None,
+    ) -> None:
+        _need("psycopg", "postgres")
+        if isinstance(source, str):
+            source = _plain(source)
+        self._set_up(tenant, listen)
+        self.source = source
+        self._source = sync_source(source, prepare)
+        self._claims = ThreadBatch(lambda jobs: self._run("claim", jobs))
+        self._settles = ThreadBatch(lambda jobs: self._run("settle", jobs))
+        dsn = self._listen_dsn(self._source, prepare)
+        self._listener = Listener(dsn, self._heard) if dsn else None
+        watch_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Nobody waits in the child yet."""
+        self._waiters = Waiters()
+        self._registered.clear()
+        if self._listener is not None:
+            self._listener.reset()
+
+    # Running statements
+
+    def _run(self, lane: str, jobs: Sequence[Job]) -> None:
+        try:
+            if not self._checked:
+                self._check()
+        except StoreError as error:
+            for job in jobs:
+                job.error = type(error)(*error.args)
+            return
+        self._drive(lane, run_jobs(self.tenant, jobs))
+
+    def _drive(self, lane: str, steps: Generator[Statement, Any, Any]) -> Any:
+        try:
+            statement = next(steps)
+            while True:
+                try:
+                    rows = self._source.fetch(lane, *statement)
+                except StoreError as error:
+                    statement = steps.throw(error)
+                else:
+                    statement = steps.send(rows)
+        except StopIteration as stop:
+            return stop.value
+
+    def _check(self) -> None:
+        self._store_id = self._drive("other", check(self.tenant))
+        self._checked = True
+
+    @property
+    def store_id(self) -> str:
+        """Which store this is: the same for all that share its tables."""
+        if not self._checked:
+            self._check()
+        return self._store_id
+
+    def create_schema(
+        self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
+    ) -> list[str]:
+        """Make or bring up to date the tables, and say what was done. Doing it again is harmless.
+
+        Args:
+            step: ``pre`` before new code is deployed, ``post`` after; both by default.
+            partitions: Make ``oncekey_records`` with so many hash partitions.
+            row_security: Let each role see only rows whose tenant is its name.
+        """
+        done = self._drive("other", migrate(step, partitions, row_security))
+        return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
+
+    # The contract
+
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """See ``Store``. One statement; a replay writes nothing."""
+        reply: ClaimReply = self._claims.submit("claim", (key, owner, fingerprint, terms))
+        self._maybe_sweep()
+        return reply
+
+    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        """See ``Store``. One statement."""
+        args = (key, owner, fence, answer, terms)
+        held: bool = self._settles.submit("complete", args)
+        if not held:
+            return _held(self.read(key), owner, fence)
+        self._heard(key.digest)
+        return True
+
+    def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """See ``Store``. One statement."""
+        held: bool = self._settles.submit("renew", (key, owner, fence, terms))
+        return held
+
+    def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
+        """See ``Store``. One statement."""
+        held: bool = self._settles.submit("release", (key, owner, fence))
+        if held:
+            self._heard(key.digest)
+        return held
+
+    def first_seen(self, key: Key, terms: Terms) -> bool:
+        """See ``Store``. One statement; a duplicate writes nothing."""
+        first: bool = self._claims.submit("mark", (key, terms))
+        if first:
+            self._maybe_sweep()
+        return first
+
+    def read(self, key: Key) -> Record | None:
+        """See ``Store``."""
+        record: Record | None = self._claims.submit("read", (key,))
+        return record
+
+    def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        """See ``Store``."""
+        args = [self.tenant, key.digest, key.scope.label, fingerprint, answer, expires_at]
+        self._source.fetch("other", SQL["write"], args)
+        self._heard(key.digest)
+
+    def now(self) -> int:
+        """See ``Store``. The server's clock."""
+        return int(self._source.fetch("other", SQL["now"], [])[0][0])
+
+    def wait(self, key: Key, seconds: float) -> None:
+        """See ``Store``. Holds no connection; woken by this process and, with LISTEN, by others."""
+        digest = key.digest
+        self._waiters.wait(digest, seconds, lambda: self._announced(key, seconds))
+
+    def _announced(self, key: Key, seconds: float) -> bool:
+        """Ask to be told of the outcome; True if it is there already."""
+        if self._listener is None or seconds < WORTH_HEARING:
+            return False
+        self._listener.want()
+        if not self._must_register(key.digest):
+            return False
+        args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
+        self._source.fetch("other", SQL["await_change"], args)
+        record = self.read(key)
+        return record is not None and record.state is not State.PENDING
+
+    def _maybe_sweep(self) -> None:
+        if self._time_to_sweep():
+            try:
+                args = [SWEEP_PAGES, None, GRACE_MS]
+                self._swept(self._source.fetch("other", SQL["sweep"], args))
+            except StoreError:
+                pass  # the call itself succeeded; a later step finds what this one left
+
+    def sweep(self, limit: int = 1000, now: int | None = None) -> int:
+        """See ``Sweepable``. One sweeper at a time; gives 0 while another is at it."""
+        removed, cutoff = 0, self.now() if now is None else now
+        while True:
+            args = [SWEEP_PAGES * 8, cutoff, 0]
+            dead, page = self._swept(self._source.fetch("other", SQL["sweep"], args))
+            removed += dead
+            if not page or removed >= limit:
+                return removed
+
+    def clear(self) -> None:
+        """Remove every record of this tenant. For tests."""
+        self._source.fetch("other", SQL["clear"], [self.tenant])
+
+    def close(self) -> None:
+        """Close what this store opened."""
+        if self._listener is not None:
+            self._listener.close()
+        self._source.close()
+
+
+class _Lanes:
+    """What belongs to one event loop."""
+
+    def __init__(self, store: PgBackend) -> None:
+        self.claims = LoopBatch(lambda jobs: store._run("claim", jobs))
+        self.settles = LoopBatch(lambda jobs: store._run("settle", jobs))
+        dsn = store._dsn
+        self.listener = AsyncListener(dsn, store.driver, store._heard) if dsn else None
+
+
+class PgBackend(_Face, Answers, AsyncSweepable):
+    """The asynchronous PostgreSQL store; ``PgStore`` is its synchronous twin.
+
+    Promises what ``PgStore`` promises. Calls that come while a statement is under way share the
+    next one.
+
+    Args:
+        source: A URL, an ``asyncpg.Pool``, a ``psycopg_pool.AsyncConnectionPool``, a SQLAlchemy
+            ``AsyncEngine`` or an ``async_sessionmaker``. What was passed in is left open.
+        tenant: Sets stores that share the table apart. With row-level security: the role's name.
+        driver: ``asyncpg`` or ``psycopg`` for a URL. Default: asyncpg where it is installed.
+        prepare: Use prepared statements and LISTEN. Off behind a transaction pooler.
+        listen: A URL to listen on for outcomes, where it is not that of ``source``; False: don't.
+
+    Raises:
+        StoreConfigError: The URL is wrong, or ``source`` is something else.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        tenant: str = "",
+        driver: str | None = None,
+        prepare: bool = True,
+        listen: str | bool | None = None,
+    ) -> None:
+        if isinstance(source, str):
+            driver = driver or _driver_of(source)
+            source = _plain(source)
+        if driver is None:
+            driver = "asyncpg" if importlib.util.find_spec("asyncpg") else "psycopg"
+        if driver not in ("asyncpg", "psycopg"):
+            raise StoreConfigError(f"driver must be 'asyncpg' or 'psycopg', got {driver!r}")
+        _need(driver, "postgres")
+        self._set_up(tenant, listen)
+        self.driver = driver
+        self.source = source
+        self._source = async_source(source, driver, prepare)
+        self._dsn = self._listen_dsn(self._source, prepare)
+        self._loops: dict[asyncio.AbstractEventLoop, _Lanes] = {}
+        self._sweeping: set[asyncio.Task[None]] = set()
+
+    def _lanes(self) -> _Lanes:
+        loop = asyncio.get_running_loop()
+        lanes = self._loops.get(loop)
+        if lanes is None:
+            for old in [old for old in self._loops if old.is_closed()]:
+                del self._loops[old]
+            lanes = self._loops[loop] = _Lanes(self)
+        return lanes
+
+    # Running statements
+
+    async def _run(self, lane: str, jobs: Sequence[Job]) -> None:
+        if not self._checked:
+            await self._check()
+        await self._drive(lane, run_jobs(self.tenant, jobs))
+
+    async def _drive(self, lane: str, steps: Generator[Statement, Any, Any]) -> Any:
+        try:
+            statement = next(steps)
+            while True:
+                try:
+                    rows = await self._source.fetch(lane, *statement)
+                except StoreError as error:
+                    statement = steps.throw(error)
+                else:
+                    statement = steps.send(rows)
+        except StopIteration as stop:
+            return stop.value
+
+    async def _check(self) -> None:
+        self._store_id = await self._drive("other", check(self.tenant))
+        self._checked = True
+
+    async def store_id(self) -> str:
+        """Which store this is: the same for all that share its tables."""
+        if not self._checked:
+            await self._check()
+        return self._store_id
+
+    async def create_schema(
+        self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
+    ) -> list[str]:
+        """Make or bring up to date the tables. See ``PgStore.create_schema``."""
+        done = await self._drive("other", migrate(step, partitions, row_security))
+        return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
+
+    # The contract
+
+    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """See ``AsyncStore``. One statement; a replay writes nothing."""
+        args = (key, owner, fingerprint, terms)
+        reply: ClaimReply = await self._lanes().claims.submit("claim", args)
+        self._maybe_sweep()
+        return reply
+
+    async def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> bool:
+        """See ``AsyncStore``. One statement."""
+        args = (key, owner, fence, answer, terms)
+        held: bool = await self._lanes().settles.submit("complete", args)
+        if not held:
+            return _held(await self.read(key), owner, fence)
+        self._heard(key.digest)
+        return True
+
+    async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """See ``AsyncStore``. One statement."""
+        args = (key, owner, fence, terms)
+        held: bool = await self._lanes().settles.submit("renew", args)
+        return held
+
+    async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
+        """See ``AsyncStore``. One statement."""
+        held: bool = await self._lanes().settles.submit("release", (key, owner, fence))
+        if held:
+            self._heard(key.digest)
+        return held
+
+    async def first_seen(self, key: Key, terms: Terms) -> bool:
+        """See ``AsyncStore``. One statement; a duplicate writes nothing."""
+        first: bool = await self._lanes().claims.submit("mark", (key, terms))
+        if first:
+            self._maybe_sweep()
+        return first
+
+    async def read(self, key: Key) -> Record | None:
+        """See ``AsyncStore``."""
+        record: Record | None = await self._lanes().claims.submit("read", (key,))
+        return record
+
+    async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        """See ``AsyncStore``."""
+        args = [self.tenant, key.digest, key.scope.label, fingerprint, answer, expires_at]
+        await self._source.fetch("other", SQL["write"], args)
+        self._heard(key.digest)
+
+    async def now(self) -> int:
+        """See ``AsyncStore``. The server's clock."""
+        return int((await self._source.fetch("other", SQL["now"], []))[0][0])
+
+    async def wait(self, key: Key, seconds: float) -> None:
+        """See ``AsyncStore``. Holds no connection; woken by this process and by others."""
+        digest = key.digest
+        listener = self._lanes().listener
+        settled = False
+        if listener is not None and seconds >= WORTH_HEARING:
+            listener.want()
+            if self._must_register(digest):
+                args = [self.tenant, digest, REGISTER_SECONDS * 1000]
+                await self._source.fetch("other", SQL["await_change"], args)
+                record = await self.read(key)
+                settled = record is not None and record.state is not State.PENDING
+        await self._waiters.wait_async(digest, seconds, lambda: settled)
+
+    def _maybe_sweep(self) -> None:
+        if self._time_to_sweep():
+            task = asyncio.get_running_loop().create_task(self._sweep_a_little())
+            self._sweeping.add(task)
+            task.add_done_callback(self._sweeping.discard)
+
+    async def _sweep_a_little(self) -> None:
+        try:
+            args = [SWEEP_PAGES, None, GRACE_MS]
+            self._swept(await self._source.fetch("other", SQL["sweep"], args))
+        except StoreError:
+            pass  # a later step finds what this one left
+
+    async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
+        """See ``AsyncSweepable``. One sweeper at a time; gives 0 while another is at it."""
+        removed, cutoff = 0, await self.now() if now is None else now
+        while True:
+            args = [SWEEP_PAGES * 8, cutoff, 0]
+            dead, page = self._swept(await self._source.fetch("other", SQL["sweep"], args))
+            removed += dead
+            if not page or removed >= limit:
+                return removed
+
+    async def delete_expired(self, now_epoch: float | None = None) -> int:
+        """Remove every record past its time."""
+        cutoff = None if now_epoch is None else int(now_epoch * 1000)
+        return await self.sweep(sys.maxsize, cutoff)
+
+    async def clear(self) -> None:
+        """Remove every record of this tenant. For tests."""
+        await self._source.fetch("other", SQL["clear"], [self.tenant])
+
+    async def aclose(self) -> None:
+        """Finish what is under way, then close what this store opened."""
+        lanes = self._loops.pop(asyncio.get_running_loop(), None)
+        if lanes is not None:
+            await lanes.claims.drain()
+            await lanes.settles.drain()
+            if lanes.listener is not None:
+                await lanes.listener.aclose()
+        if self._sweeping:
+            await asyncio.wait(list(self._sweeping))
+        await self._source.aclose()
+
+
+# URLs
+
+
+def _need(package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise StoreConfigError(
+            f"the PostgreSQL store needs {package}: run pip install 'oncekey[{extra}]'"
+        )
+
+
+def _driver_of(url: str) -> str | None:
+    return url.partition("://")[0].partition("+")[2] or None
+
+
+def _plain(url: str) -> str:
+    """The URL as drivers know it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.partition("+")[0].lower() not in ("postgresql", "postgres"):
+        if "=" in url and not separator:
+            return url  # a connection string of key=value pairs
+        raise StoreConfigError(
+            "that is not a PostgreSQL URL: write postgresql://user:password@host:5432/database"
+        )
+    return f"postgresql://{rest}"
+
+
+def _options(url: str, options: dict[str, Any]) -> str:
+    """Take our own options out of the URL's query; the driver gets the rest."""
+    parts = urlsplit(url)
+    rest = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "tenant":
+            options.setdefault(name, value)
+        elif name == "prepare":
+            if value not in ("true", "false"):
+                raise StoreConfigError(f"prepare must be true or false, got {value!r}")
+            options.setdefault(name, value == "true")
+        elif name == "listen":
+            options.setdefault(name, False if value == "false" else value)
+        else:
+            rest.append((name, value))
+    return urlunsplit(parts._replace(query=urlencode(rest)))
+
+
+def open_sync(url: str, options: dict[str, Any]) -> PgStore:
+    """``postgresql://user:password@host:5432/database``."""
+    url = _options(url, options)
+    if _driver_of(url) == "asyncpg":
+        raise StoreConfigError("asyncpg is asynchronous: use aconnect(), or postgresql+psycopg://")
+    return PgStore(url, **options)
+
+
+def open_async(url: str, options: dict[str, Any]) -> PgBackend:
+    """``postgresql://user:password@host:5432/database``."""
+    url = _options(url, options)
+    return PgBackend(url, **options)

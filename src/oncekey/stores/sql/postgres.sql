@@ -1,0 +1,397 @@
+-- Statements of the PostgreSQL store. Each takes arrays, so that concurrent calls of one process
+-- share it; one call alone is arrays of one. Rows come in the order of their keys wherever they
+-- are locked, so that two batches can't wait for each other in a circle.
+--
+-- {us} and {now} are the server's clock in micro- and milliseconds, read after the row is locked,
+-- and whole milliseconds are cut, never rounded. {lock} is
+-- pg_try_advisory_xact_lock_shared for a call of its own, pg_try_advisory_xact_lock inside a
+-- caller's transaction: what a transaction has in hand, others find busy instead of waiting for it.
+-- {guard} and {told} are for the latter too: what must hold before anything is written, and what
+-- the caller is told of its transaction.
+
+-- name: claim
+-- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fingerprints, $6 lock numbers,
+-- $7 lease, $8 ttl, $9 skew, $10 remember (milliseconds), $11 sticky
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bytea[], $6::bigint[])
+        AS a (key, scope, owner, fingerprint, lock)
+), seen AS MATERIALIZED (
+    -- What needs no change is answered from here: no lock, no write, nothing to sync to disk.
+    SELECT t.*
+    FROM asked a
+    CROSS JOIN LATERAL (
+        SELECT r.*, {now} AS now
+        FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
+        OFFSET 0
+    ) t
+    WHERE CASE t.state
+        WHEN 1 THEN t.now < t.expires_at + $9::bigint OR ($10::bigint > 0 AND t.now < t.purge_at)
+        WHEN 0 THEN (t.owner <> a.owner AND t.now < t.lease_until)
+            OR ((t.owner = a.owner OR t.now < t.expires_at)
+                AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> '')
+        ELSE t.now < t.expires_at AND $11::boolean
+            AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> ''
+        END
+), open AS MATERIALIZED (
+    SELECT a.*, {guard} AND {lock}(a.lock) AS free
+    FROM asked a
+    WHERE NOT EXISTS (SELECT FROM seen WHERE seen.key = a.key)
+    ORDER BY a.key
+), taken AS (
+    INSERT INTO oncekey_records AS t
+        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+         attempts)
+    SELECT $1::text, o.key, o.scope, 0, o.owner, n.us, o.fingerprint, n.now + $7::bigint,
+           n.now + $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END,
+           n.now + greatest(
+               $7::bigint, $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END),
+           1
+    FROM open o
+    CROSS JOIN LATERAL (
+        SELECT us, us / 1000 AS now
+        FROM (SELECT {us} AS us OFFSET 0) c
+        OFFSET 0
+    ) n
+    WHERE o.free
+    ORDER BY o.key
+    ON CONFLICT (tenant, key) DO UPDATE SET
+        (state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, takeover,
+         answer) = (
+        SELECT
+            CASE WHEN d.take THEN 0 ELSE t.state END,
+            CASE WHEN d.take THEN EXCLUDED.owner ELSE t.owner END,
+            CASE WHEN d.take THEN greatest(t.fence + 1, d.us) ELSE t.fence END,
+            CASE WHEN d.take AND NOT d.inherit THEN EXCLUDED.fingerprint
+                 WHEN d.take AND t.fingerprint = '' THEN EXCLUDED.fingerprint
+                 ELSE t.fingerprint END,
+            CASE WHEN d.take OR d.mine THEN d.now + $7::bigint ELSE t.lease_until END,
+            d.until,
+            CASE WHEN d.take THEN greatest(d.now + $7::bigint, d.until) ELSE t.purge_at END,
+            CASE WHEN d.take THEN t.attempts + 1 ELSE t.attempts END,
+            CASE WHEN d.take THEN t.state = 0 WHEN d.mine THEN false ELSE t.takeover END,
+            CASE WHEN d.take THEN NULL ELSE t.answer END
+        FROM (
+            SELECT c.*, c.take AND $11::boolean AND t.expires_at > c.now AS inherit,
+                CASE WHEN NOT c.take OR ($11::boolean AND t.expires_at > c.now) THEN t.expires_at
+                     WHEN $11::boolean THEN c.now + $8::bigint
+                     ELSE c.now + $7::bigint + $8::bigint END AS until
+            FROM (
+                SELECT b.*,
+                    b.same AND t.state = 0 AND t.owner = EXCLUDED.owner AS mine,
+                    CASE t.state
+                        WHEN 1 THEN b.now >= t.expires_at + $9::bigint
+                            AND NOT ($10::bigint > 0 AND b.now < t.purge_at)
+                        WHEN 0 THEN t.owner <> EXCLUDED.owner AND b.now >= t.lease_until
+                            AND (b.now >= t.expires_at OR b.same)
+                        ELSE b.now >= t.expires_at OR NOT $11::boolean OR b.same
+                    END AS take
+                FROM (
+                    SELECT us, us / 1000 AS now,
+                        t.fingerprint = EXCLUDED.fingerprint OR t.fingerprint = ''
+                            OR EXCLUDED.fingerprint = '' AS same
+                    FROM (
+                        SELECT {us} AS us
+                        OFFSET 0
+                    ) a OFFSET 0
+                ) b OFFSET 0
+            ) c OFFSET 0
+        ) d
+    )
+    RETURNING t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at,
+        t.attempts, t.takeover, t.answer,
+        {now} AS now
+)
+SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0) AS lease_left,
+       now >= expires_at + $9::bigint AS late, attempts, takeover, answer, {told}
+FROM seen
+UNION ALL
+SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0),
+       now >= expires_at + $9::bigint, attempts, takeover, answer, {told}
+FROM taken
+UNION ALL
+SELECT key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {told} FROM open WHERE NOT free
+
+-- name: mark
+-- $1 tenant, $2 keys, $3 scopes, $4 lock numbers, $5 ttl, $6 skew, $7 remember
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($2::bytea[], $3::text[], $4::bigint[]) AS a (key, scope, lock)
+), seen AS MATERIALIZED (
+    SELECT a.key
+    FROM asked a
+    CROSS JOIN LATERAL (
+        SELECT r.state, r.lease_until, r.expires_at, r.purge_at,
+               {now} AS now
+        FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
+        OFFSET 0
+    ) t
+    WHERE CASE t.state
+        WHEN 1 THEN t.now < t.expires_at + $6::bigint OR ($7::bigint > 0 AND t.now < t.purge_at)
+        WHEN 0 THEN t.now < t.lease_until
+        ELSE false END
+), open AS MATERIALIZED (
+    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
+    FROM asked a
+    WHERE NOT EXISTS (SELECT FROM seen WHERE seen.key = a.key)
+    ORDER BY a.key
+), marked AS (
+    INSERT INTO oncekey_records AS t
+        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+         attempts)
+    SELECT $1::text, o.key, o.scope, 1, '', (n.now + $5::bigint) * 1000 - 1, '', 0,
+           n.now + $5::bigint, n.now + $5::bigint, 1
+    FROM open o
+    CROSS JOIN LATERAL (
+        SELECT {now} AS now OFFSET 0
+    ) n
+    WHERE o.free
+    ORDER BY o.key
+    ON CONFLICT (tenant, key) DO UPDATE SET
+        (state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, takeover,
+         answer) = (
+        SELECT 1, ''::bytea, greatest(t.fence + 1, (n.now + $5::bigint) * 1000 - 1), ''::bytea, 0,
+               n.now + $5::bigint, n.now + $5::bigint, 1, false, NULL::bytea
+        FROM (SELECT {now} AS now OFFSET 0) n
+    )
+    WHERE CASE t.state
+        WHEN 1 THEN {now}
+                >= t.expires_at + $6::bigint
+            AND NOT ($7::bigint > 0
+                AND {now} < t.purge_at)
+        WHEN 0 THEN {now} >= t.lease_until
+        ELSE true END
+    RETURNING t.key
+)
+SELECT key, true AS first FROM marked
+UNION ALL
+SELECT key, NULL FROM open WHERE NOT free
+
+-- name: complete
+-- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences, $6 lock numbers, $7 answers,
+-- $8 ttl, $9 skew plus remember, $10 sticky
+WITH asked AS MATERIALIZED (
+    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
+    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[])
+        AS a (key, scope, owner, fence, lock, answer)
+    ORDER BY a.key
+), held AS MATERIALIZED (
+    -- Found through the index, whatever the planner thinks of the table's size, and locked.
+    SELECT t.*, a.answer AS given
+    FROM asked a
+    CROSS JOIN LATERAL (
+        SELECT r.* FROM oncekey_records r
+        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
+            AND r.fence = a.fence AND r.state = 0 AND a.free
+        FOR UPDATE OFFSET 0
+    ) t
+), settled AS (
+    -- An update of the rows just locked: an insert finds them by their key, a join might not.
+    INSERT INTO oncekey_records AS t
+        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+         attempts, answer)
+    SELECT h.tenant, h.key, h.scope, 1, h.owner, h.fence, h.fingerprint, 0, n.until,
+           n.until + $9::bigint, h.attempts, h.given
+    FROM held h
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN $10::boolean THEN h.expires_at
+            ELSE {now} + $8::bigint END AS until
+        OFFSET 0
+    ) n
+    ON CONFLICT (tenant, key) DO UPDATE SET
+        state = 1, lease_until = 0, expires_at = EXCLUDED.expires_at,
+        purge_at = EXCLUDED.purge_at, answer = EXCLUDED.answer
+    RETURNING t.key
+), told AS (
+    DELETE FROM oncekey_waiters w USING settled s
+    WHERE w.tenant = $1::text AND w.key = s.key
+    RETURNING w.key
+), announced AS (
+    SELECT count(pg_notify('oncekey', encode(key, 'hex'))) FROM told
+)
+SELECT key, true AS held FROM settled, announced
+UNION ALL
+SELECT key, NULL FROM asked WHERE NOT free
+
+-- name: release
+-- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences (NULL: any), $6 lock numbers
+WITH asked AS MATERIALIZED (
+    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
+    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[])
+        AS a (key, scope, owner, fence, lock)
+    ORDER BY a.key
+), held AS MATERIALIZED (
+    SELECT t.*
+    FROM asked a
+    CROSS JOIN LATERAL (
+        SELECT r.* FROM oncekey_records r
+        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
+            AND (a.fence IS NULL OR r.fence = a.fence) AND r.state = 0 AND a.free
+        FOR UPDATE OFFSET 0
+    ) t
+), settled AS (
+    INSERT INTO oncekey_records AS t
+        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+         attempts)
+    SELECT h.tenant, h.key, h.scope, 2, h.owner, h.fence, h.fingerprint,
+           {now}, h.expires_at, h.purge_at,
+           h.attempts
+    FROM held h
+    ON CONFLICT (tenant, key) DO UPDATE SET state = 2, lease_until = EXCLUDED.lease_until
+    RETURNING t.key
+), told AS (
+    DELETE FROM oncekey_waiters w USING settled s
+    WHERE w.tenant = $1::text AND w.key = s.key
+    RETURNING w.key
+), announced AS (
+    SELECT count(pg_notify('oncekey', encode(key, 'hex'))) FROM told
+)
+SELECT key, true AS held FROM settled, announced
+UNION ALL
+SELECT key, NULL FROM asked WHERE NOT free
+
+-- name: renew
+-- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences, $6 lock numbers, $7 lease, $8 ttl, $9 sticky
+WITH asked AS MATERIALIZED (
+    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
+    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[])
+        AS a (key, scope, owner, fence, lock)
+    ORDER BY a.key
+), held AS MATERIALIZED (
+    SELECT t.*, t.now + $7::bigint AS lease,
+        CASE WHEN $9::boolean THEN t.expires_at
+            ELSE greatest(t.expires_at, t.now + $7::bigint + $8::bigint) END AS until
+    FROM asked a
+    CROSS JOIN LATERAL (
+        SELECT r.*, {now} AS now
+        FROM oncekey_records r
+        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
+            AND r.fence = a.fence AND r.state = 0 AND a.free
+        FOR UPDATE OFFSET 0
+    ) t
+), settled AS (
+    INSERT INTO oncekey_records AS t
+        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+         attempts)
+    SELECT h.tenant, h.key, h.scope, 0, h.owner, h.fence, h.fingerprint, h.lease, h.until,
+           greatest(h.lease, h.until), h.attempts
+    FROM held h
+    ON CONFLICT (tenant, key) DO UPDATE SET lease_until = EXCLUDED.lease_until,
+        expires_at = EXCLUDED.expires_at, purge_at = EXCLUDED.purge_at
+    RETURNING t.key
+)
+SELECT key, true AS held FROM settled
+UNION ALL
+SELECT key, NULL FROM asked WHERE NOT free
+
+-- name: read
+-- $1 tenant, $2 keys, $3 scopes
+SELECT t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at, t.purge_at,
+       t.attempts, t.answer
+FROM unnest($2::bytea[], $3::text[]) AS a (key, scope)
+CROSS JOIN LATERAL (
+    SELECT * FROM oncekey_records r
+    WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope OFFSET 0
+) t
+
+-- name: write
+-- $1 tenant, $2 key, $3 scope, $4 fingerprint, $5 answer, $6 expires_at
+INSERT INTO oncekey_records AS t
+    (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+     attempts, answer)
+SELECT $1::text, $2::bytea, $3::text, 1, '',
+       {now} * 1000, $4::bytea, 0, $6::bigint,
+       $6::bigint, 1, $5::bytea
+ON CONFLICT (tenant, key) DO UPDATE SET
+    state = 1, owner = '', fingerprint = EXCLUDED.fingerprint, lease_until = 0,
+    expires_at = EXCLUDED.expires_at, purge_at = EXCLUDED.purge_at, attempts = 1, takeover = false,
+    answer = EXCLUDED.answer, fence = greatest(t.fence + 1, EXCLUDED.fence)
+RETURNING t.key
+
+-- name: now
+SELECT {now}
+
+-- name: clear
+DELETE FROM oncekey_records WHERE tenant = $1::text
+
+-- name: await_change
+-- $1 tenant, $2 key, $3 milliseconds
+INSERT INTO oncekey_waiters AS w (tenant, key, until)
+VALUES ($1::text, $2::bytea, {now} + $3::bigint)
+ON CONFLICT (tenant, key) DO UPDATE SET until = greatest(w.until, EXCLUDED.until)
+
+-- name: sweep
+-- $1 pages to pass over, $2 cutoff (NULL: now minus grace), $3 grace
+WITH turn AS MATERIALIZED (
+    SELECT page FROM oncekey_state WHERE only_one FOR UPDATE SKIP LOCKED
+), size AS MATERIALIZED (
+    SELECT max(pg_relation_size(relid)) / current_setting('block_size')::int AS pages
+    FROM (SELECT relid FROM pg_partition_tree('oncekey_records')
+          UNION ALL SELECT 'oncekey_records'::regclass) parts
+), cut AS MATERIALIZED (
+    SELECT coalesce($2::bigint, {now} - $3::bigint)
+        AS at
+), span AS MATERIALIZED (
+    SELECT ('(' || page || ',0)')::tid AS low, ('(' || page + $1::bigint || ',0)')::tid AS high
+    FROM turn
+), dead AS MATERIALIZED (
+    SELECT t.tenant, t.key FROM oncekey_records t
+    WHERE t.ctid >= (SELECT low FROM span) AND t.ctid < (SELECT high FROM span)
+        AND t.purge_at <= (SELECT at FROM cut)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM oncekey_records t USING dead d
+    WHERE t.tenant = d.tenant AND t.key = d.key AND t.purge_at <= (SELECT at FROM cut)
+    RETURNING 1
+), moved AS (
+    UPDATE oncekey_state s
+    SET page = CASE WHEN turn.page + $1::bigint >= size.pages THEN 0 ELSE turn.page + $1::bigint END
+    FROM turn, size WHERE s.only_one
+    RETURNING s.page
+), unheard AS (
+    DELETE FROM oncekey_waiters WHERE until < {now}
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone)::bigint AS removed, (SELECT page FROM moved) AS next_page,
+       (SELECT count(*) FROM unheard)::bigint AS unheard
+
+-- name: store_id
+SELECT store_id::text FROM oncekey_state WHERE only_one
+
+-- name: create_versions
+CREATE TABLE IF NOT EXISTS oncekey_schema (
+    version    integer NOT NULL,
+    step       text COLLATE "C" NOT NULL CHECK (step IN ('pre', 'post')),
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (version, step)
+)
+
+-- name: lock_versions
+SELECT pg_advisory_xact_lock(7953752430551623034)
+
+-- name: versions
+SELECT version, step FROM oncekey_schema
+
+-- name: add_version
+INSERT INTO oncekey_schema (version, step) VALUES ($1::int, $2::text)
+
+-- name: inspect
+-- The schema as it is, in one look: tables, versions, columns, primary key, security, role.
+SELECT to_regclass('oncekey_records') IS NOT NULL AS records,
+    to_regclass('oncekey_waiters') IS NOT NULL AS waiters,
+    to_regclass('oncekey_state') IS NOT NULL AS state,
+    to_regclass('oncekey_schema') IS NOT NULL AS versions,
+    (SELECT array_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+            || CASE WHEN c.collname = 'C' THEN ' C' ELSE '' END)
+     FROM pg_attribute a LEFT JOIN pg_collation c ON c.oid = a.attcollation
+     WHERE a.attrelid = to_regclass('oncekey_records') AND a.attnum > 0 AND NOT a.attisdropped)
+        AS columns,
+    (SELECT array_agg(a.attname::text ORDER BY k.place)
+     FROM pg_index i
+     CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
+     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+     WHERE i.indrelid = to_regclass('oncekey_records') AND i.indisprimary) AS primary_key,
+    (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('oncekey_records'))
+        AS row_security,
+    (SELECT relpersistence FROM pg_class WHERE oid = to_regclass('oncekey_records'))::text
+        AS persistence,
+    current_user::text AS role,
+    current_setting('synchronous_commit') AS synchronous_commit
