@@ -19,18 +19,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from oncekey.models import CachedResponse, ClaimReply, Key, Record, Scope, Terms
 
 __all__ = [
+    "AsyncHand",
     "AsyncStore",
     "AsyncSweepable",
+    "AsyncTransactional",
     "ClockInjectable",
+    "Hand",
     "IdempotencyBackend",
     "Markable",
     "Store",
     "Sweepable",
+    "Transactional",
 ]
 
 Clock = Callable[[], float]
@@ -180,6 +184,129 @@ class AsyncSweepable(ABC):
     @abstractmethod
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """Remove at most about ``limit`` records that are past their time. Gives how many."""
+
+
+class Transactional(ABC):
+    """A store whose records can change inside a caller's own transaction.
+
+    A *hand* is one such transaction: on a connection that the caller passed, or on one that the
+    store took from its own. It is opened, claims the key, is completed or not, and is committed or
+    rolled back; in a transaction that was open before, all of that happens in a savepoint, and the
+    caller commits.
+    """
+
+    @abstractmethod
+    def hand(self, on: Any) -> Hand:
+        """A hand on the caller's connection, session or pool; ``None``: the store's own.
+
+        Raises:
+            TransactionRefusedError: That can't be safe; says why.
+        """
+
+    @abstractmethod
+    def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """What a claim would get if nothing had to be written for it, else ``None``."""
+
+    @abstractmethod
+    def settled_here(self, key: Key) -> None:
+        """A transaction of this process has ended: wake who waits for ``key``."""
+
+
+class AsyncTransactional(ABC):
+    """The asynchronous form of ``Transactional``."""
+
+    @abstractmethod
+    def hand(self, on: Any) -> AsyncHand:
+        """A hand on the caller's connection, session or pool; ``None``: the store's own.
+
+        Raises:
+            TransactionRefusedError: That can't be safe; says why.
+        """
+
+    @abstractmethod
+    async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """What a claim would get if nothing had to be written for it, else ``None``."""
+
+    @abstractmethod
+    def settled_here(self, key: Key) -> None:
+        """A transaction of this process has ended: wake who waits for ``key``."""
+
+
+class Hand(ABC):
+    """One transaction that a claim, the caller's writes and the answer share.
+
+    Attributes:
+        target: What the caller writes on: a connection or a session.
+        joined: The transaction was open before, and is the caller's to commit.
+    """
+
+    target: Any
+    joined: bool
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begin a transaction, or a savepoint in the one that is open."""
+
+    @abstractmethod
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """Claim in this transaction. What another transaction has in hand is in flight at once."""
+
+    @abstractmethod
+    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        """Record the answer in this transaction."""
+
+    @abstractmethod
+    def mark(self) -> None:
+        """Remember this point."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Roll back to the remembered point."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit, or end the savepoint."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo everything since ``open``, and give the connection back."""
+
+
+class AsyncHand(ABC):
+    """The asynchronous form of ``Hand``."""
+
+    target: Any
+    joined: bool
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Begin a transaction, or a savepoint in the one that is open."""
+
+    @abstractmethod
+    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        """Claim in this transaction. What another transaction has in hand is in flight at once."""
+
+    @abstractmethod
+    async def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> bool:
+        """Record the answer in this transaction."""
+
+    @abstractmethod
+    async def mark(self) -> None:
+        """Remember this point."""
+
+    @abstractmethod
+    async def undo(self) -> None:
+        """Roll back to the remembered point."""
+
+    @abstractmethod
+    async def commit(self) -> None:
+        """Commit, or end the savepoint."""
+
+    @abstractmethod
+    async def rollback(self) -> None:
+        """Undo everything since ``open``, and give the connection back."""
 
 
 class Markable(ABC):

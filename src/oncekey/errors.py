@@ -30,6 +30,7 @@ __all__ = [
     "StoreFullError",
     "StoreReadOnlyError",
     "StoreUnavailableError",
+    "TransactionRefusedError",
     "UnsupportedAnswerError",
     "WebhookDedupOwnershipError",
 ]
@@ -304,3 +305,9 @@ class StoreClosedError(StoreError):
     """The store was closed before this call."""
 
     code = "STORE_CLOSED"
+
+
+class TransactionRefusedError(StoreConfigError):
+    """A connection or transaction on which exactly once can't be promised."""
+
+    code = "TRANSACTION_REFUSED"

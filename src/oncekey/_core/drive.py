@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 
 class Op(NamedTuple):
-    """Call a method of the store."""
+    """Call a method of the store, or of ``on``."""
 
     method: str
     args: tuple[Any, ...]
+    on: Any = None
 
 
 class Pause(NamedTuple):
@@ -42,7 +43,7 @@ def run(flow: Flow[T], store: Store) -> T:
             try:
                 result = None
                 if isinstance(step, Op):
-                    result = getattr(store, step.method)(*step.args)
+                    result = getattr(step.on or store, step.method)(*step.args)
                 else:
                     store.wait(step.key, step.seconds)
             except BaseException as error:  # noqa: BLE001 - the flow decides what it means
@@ -61,7 +62,7 @@ async def arun(flow: Flow[T], store: AsyncStore) -> T:
             try:
                 result = None
                 if isinstance(step, Op):
-                    result = await getattr(store, step.method)(*step.args)
+                    result = await getattr(step.on or store, step.method)(*step.args)
                 else:
                     await store.wait(step.key, step.seconds)
             except BaseException as error:  # noqa: BLE001 - the flow decides what it means

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from oncekey._core import transitions
 from oncekey.errors import StoreError, StoreUnavailableError
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
@@ -12,6 +13,7 @@ from oncekey.stores.sql import load_statements
 
 __all__ = [
     "CLAIM_IN",
+    "COMPLETE_IN",
     "SQL",
     "Contention",
     "Statement",
@@ -31,8 +33,15 @@ CLAIM: Final = (
     .replace("{lock}", "pg_try_advisory_xact_lock_shared")
     .replace("{guard}", "true")
     .replace(", {told}", "")
+    .replace(", {taken}", "")
 )
-# $12: the store's id. $13: the transaction is the caller's own, which we can't begin anew.
+COMPLETE: Final = SQL["complete"].replace(", {told}", "")
+
+# In a caller's transaction. $12: the store's id. $13: it was open before, so that we can't begin it
+# anew when its snapshot turns out to be too old.
+_TOLD: Final = (
+    "(SELECT store_id FROM oncekey_state)::text, current_setting('transaction_isolation'), "
+)
 CLAIM_IN: Final = (
     SQL["claim"]
     .replace("{lock}", "pg_try_advisory_xact_lock")
@@ -41,12 +50,10 @@ CLAIM_IN: Final = (
         "(SELECT store_id FROM oncekey_state) = $12::uuid AND (NOT $13::boolean OR "
         "current_setting('transaction_isolation') IN ('read committed', 'read uncommitted'))",
     )
-    .replace(
-        "{told}",
-        "(SELECT store_id FROM oncekey_state)::text, current_setting('transaction_isolation'), "
-        "pg_current_xact_id_if_assigned()::text",
-    )
+    .replace("{told}", _TOLD + "NULL::text")
+    .replace("{taken}", _TOLD + "pg_current_xact_id()::text")
 )
+COMPLETE_IN: Final = SQL["complete"].replace("{told}", "pg_current_xact_id_if_assigned()::text")
 
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 
@@ -92,7 +99,9 @@ def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
                 lead = first.setdefault(job.args[0].digest, job)
                 if lead is job:
                     continue
-                if kind in ("mark", "read") or (kind == "claim" and lead.args[2] == job.args[2]):
+                if kind in ("mark", "read") or (
+                    kind in ("claim", "peek") and lead.args[-2] == job.args[-2]
+                ):
                     also.append((job, lead))
                 else:
                     later.append(job)
@@ -167,7 +176,7 @@ def _mark(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
 def _complete(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
     kept = terms.skew_ms + terms.remember_ms
     columns = [_column(jobs, 1), _column(jobs, 2), _locks(jobs), _column(jobs, 3)]
-    return SQL["complete"], [*columns, terms.ttl_ms, kept, terms.sticky]
+    return COMPLETE, [*columns, terms.ttl_ms, kept, terms.sticky]
 
 
 def _renew(jobs: list[Job], terms: Any) -> tuple[str, list[Any]]:
@@ -190,6 +199,7 @@ _BUILD: Final[dict[str, Callable[[list[Job], Any], tuple[str, list[Any]]]]] = {
     "renew": _renew,
     "release": _release,
     "read": _read,
+    "peek": _read,
 }
 
 
@@ -248,8 +258,17 @@ def _first(job: Job, row: Sequence[Any] | None) -> bool:
 def _record(job: Job, row: Sequence[Any] | None) -> Record | None:
     if row is None:
         return None
-    _, state, *rest = row
-    return Record(State(state), *rest)
+    return Record(State(row[1]), *row[2:10])
+
+
+def _peeked(job: Job, row: Sequence[Any] | None) -> ClaimReply | None:
+    """What a claim would get if nothing had to be written for it."""
+    record = _record(job, row)
+    if record is None or row is None:
+        return None
+    _, fingerprint, terms = job.args
+    reply, change = transitions.claim(record, b"", fingerprint, terms, row[10])
+    return None if change is not None or reply.verdict is Verdict.WON else reply
 
 
 _READ: Final[dict[str, Callable[[Job, Sequence[Any] | None], Any]]] = {
@@ -259,6 +278,7 @@ _READ: Final[dict[str, Callable[[Job, Sequence[Any] | None], Any]]] = {
     "renew": _first,
     "release": _first,
     "read": _record,
+    "peek": _peeked,
 }
 
 
@@ -273,6 +293,7 @@ _FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
     "claim": _follow_claim,
     "mark": lambda first: False,
     "read": lambda record: record,
+    "peek": lambda reply: reply,
 }
 
 

@@ -21,6 +21,7 @@ __all__ = ["AsyncSource", "Source", "async_source", "sync_source"]
 
 LANES: Final = ("claim", "settle", "other")
 CONNECT_SECONDS: Final = 10
+SPARE: Final = 8  # connections that wait for the next transaction
 
 Rows = list[Any]
 
@@ -47,7 +48,7 @@ def _kind(given: object) -> str:
     return type(given).__module__.partition(".")[0]
 
 
-def sync_source(given: object, prepare: bool) -> Source:
+def sync_source(given: object, prepare: bool) -> Any:
     """The source for what a ``PgStore`` was given."""
     if isinstance(given, str):
         return PsycopgSource(given, prepare)
@@ -64,7 +65,7 @@ def sync_source(given: object, prepare: bool) -> Source:
     )
 
 
-def async_source(given: object, driver: str, prepare: bool) -> AsyncSource:
+def async_source(given: object, driver: str, prepare: bool) -> Any:
     """The source for what a ``PgBackend`` was given."""
     if isinstance(given, str):
         if driver == "asyncpg":
@@ -133,13 +134,16 @@ class PsycopgSource(Forking):
         self._closed = False
         self._inherited: list[Any] = []
         self._open: dict[str, Any] = {}
+        self._spare: list[Any] = []
         self._locks = {lane: threading.Lock() for lane in LANES}
         watch_forks(self)
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone: closing them would end the parent's sessions."""
         self._inherited.extend(self._open.values())
+        self._inherited.extend(self._spare)
         self._open = {}
+        self._spare = []
         self._locks = {lane: threading.Lock() for lane in LANES}
 
     def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
@@ -169,6 +173,25 @@ class PsycopgSource(Forking):
         self._open[lane] = connection
         return connection
 
+    def borrow(self) -> Any:
+        """A connection for a transaction of its own."""
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
+        while self._spare:
+            connection = self._spare.pop()
+            if not _stale(connection):
+                return connection
+            connection.close()
+        return self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+
+    def give_back(self, connection: Any) -> None:
+        """Take a borrowed connection back; one that is not idle is closed."""
+        idle = connection.info.transaction_status == 0 and not connection.broken
+        if idle and not self._closed and len(self._spare) < SPARE:
+            self._spare.append(connection)
+        else:
+            connection.close()
+
     def close(self) -> None:
         self._closed = True
         for lane in LANES:
@@ -176,6 +199,8 @@ class PsycopgSource(Forking):
                 connection = self._open.pop(lane, None)
                 if connection is not None:
                     connection.close()
+        while self._spare:
+            self._spare.pop().close()
 
 
 def _timeout(dsn: str) -> dict[str, Any]:
@@ -260,7 +285,22 @@ class _PerLoop:
 
     def __init__(self) -> None:
         self._loops: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}
+        self._spares: dict[asyncio.AbstractEventLoop, list[Any]] = {}
         self._closed = False
+
+    def _spare(self) -> list[Any]:
+        """Connections that wait for the next transaction on this loop."""
+        self._lanes()
+        return self._spares.setdefault(asyncio.get_running_loop(), [])
+
+    def _shut(self) -> tuple[dict[str, Any], list[Any]]:
+        """Refuse further calls; gives what this loop has to close."""
+        loop = asyncio.get_running_loop()
+        self._closed = True
+        found = self._loops.pop(loop, {}), self._spares.pop(loop, [])
+        self._loops.clear()
+        self._spares.clear()
+        return found
 
     def _lanes(self) -> dict[str, Any]:
         if self._closed:
@@ -270,6 +310,7 @@ class _PerLoop:
         if lanes is None:
             for old in [old for old in self._loops if old.is_closed()]:
                 del self._loops[old]
+                self._spares.pop(old, None)
             lanes = self._loops[loop] = {}
         return lanes
 
@@ -302,12 +343,28 @@ class AsyncPsycopgSource(_PerLoop):
         except Exception as error:
             raise named(error) from error
 
-    async def aclose(self) -> None:
-        self._closed = True
-        lanes = self._loops.pop(asyncio.get_running_loop(), {})
-        for connection in lanes.values():
+    async def borrow(self) -> Any:
+        """A connection for a transaction of its own."""
+        spare = self._spare()
+        while spare:
+            connection = spare.pop()
+            if not _stale(connection):
+                return connection
             await connection.close()
-        self._loops.clear()
+        return await self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+
+    async def give_back(self, connection: Any) -> None:
+        """Take a borrowed connection back; one that is not idle is closed."""
+        idle = connection.info.transaction_status == 0 and not connection.broken
+        if idle and not self._closed and len(self._spare()) < SPARE:
+            self._spare().append(connection)
+        else:
+            await connection.close()
+
+    async def aclose(self) -> None:
+        lanes, spare = self._shut()
+        for connection in [*lanes.values(), *spare]:
+            await connection.close()
 
 
 class AsyncPoolSource:
@@ -380,13 +437,32 @@ class AsyncpgSource(_PerLoop):
         except Exception as error:
             raise named(error) from error
 
+    async def borrow(self) -> Any:
+        """A connection for a transaction of its own."""
+        spare = self._spare()
+        while spare:
+            connection = spare.pop()
+            if not connection.is_closed():
+                return connection
+        options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
+        return await self._connect(self._dsn, timeout=CONNECT_SECONDS, **options)
+
+    async def give_back(self, connection: Any) -> None:
+        """Take a borrowed connection back; one that is not idle is closed."""
+        if connection.is_closed():
+            return
+        if connection.is_in_transaction() or self._closed or len(self._spare()) >= SPARE:
+            connection.terminate()
+        else:
+            self._spare().append(connection)
+
     async def aclose(self) -> None:
-        self._closed = True
-        lanes = self._loops.pop(asyncio.get_running_loop(), {})
+        lanes, spare = self._shut()
         for link in lanes.values():
             if link.connection is not None:
                 await link.connection.close(timeout=CONNECT_SECONDS)
-        self._loops.clear()
+        for connection in spare:
+            await connection.close(timeout=CONNECT_SECONDS)
 
 
 class AsyncpgPoolSource:

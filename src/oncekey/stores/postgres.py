@@ -12,12 +12,25 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
-from oncekey.errors import StoreConfigError, StoreError
+from oncekey.errors import StoreConfigError, StoreError, TransactionRefusedError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, check_text
 from oncekey.stores._answers import Answers
+from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
-from oncekey.stores._pg_calls import SQL, Statement, run_jobs
+from oncekey.stores._hands import AsyncSqlHand, AsyncTransactions, SqlHand, Transactions
+from oncekey.stores._links import Link, ended_refused, sync_link
+from oncekey.stores._pg_calls import (
+    CLAIM_IN,
+    COMPLETE_IN,
+    SQL,
+    Statement,
+    claim_arguments,
+    claim_reply,
+    complete_arguments,
+    run_jobs,
+)
+from oncekey.stores._pg_errors import named
 from oncekey.stores._pg_listen import AsyncListener, Listener
 from oncekey.stores._pg_schema import check, migrate
 from oncekey.stores._pg_sources import async_source, sync_source
@@ -94,7 +107,52 @@ class _Face:
         return int(removed), int(next_page or 0)
 
 
-class PgStore(_Face, Store, Sweepable, Forking):
+class _PgBook:
+    """The records on a connection of a caller's: see ``Transactional``."""
+
+    flavour = "postgresql"
+
+    def __init__(self, tenant: str, store_id: str) -> None:
+        self._tenant = tenant
+        self._store_id = store_id
+        self._transaction = ""
+
+    def claim(
+        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
+        args = claim_arguments(self._tenant, key, owner, fingerprint, terms)
+        rows = yield CLAIM_IN, [*args, self._store_id, joined]
+        row = rows[0]
+        store_id, isolation, transaction = row[10:]
+        if store_id != self._store_id:
+            raise TransactionRefusedError(
+                "this connection is to another database, or another schema, than the store's: the "
+                "claim would not protect your writes. Use a store on the same database"
+            )
+        if row[1] is None and joined and isolation not in ("read committed", "read uncommitted"):
+            raise TransactionRefusedError(
+                f"this transaction is {isolation}: it can't see what others committed since it "
+                "began, and oncekey can't begin it anew. Open it as READ COMMITTED, or let "
+                "oncekey open it: pass a connection without an open transaction"
+            )
+        self._transaction = transaction
+        return claim_reply(row, owner, fingerprint, terms)
+
+    def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
+        args = complete_arguments(self._tenant, key, owner, fence, answer, terms)
+        rows = yield COMPLETE_IN, args
+        if rows and rows[0][2] != self._transaction:
+            raise ended_refused("connection")
+        return bool(rows) and rows[0][1] is True
+
+    @staticmethod
+    def named(error: BaseException) -> StoreError:
+        return named(error)
+
+
+class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -260,6 +318,27 @@ class PgStore(_Face, Store, Sweepable, Forking):
         record = self.read(key)
         return record is not None and record.state is not State.PENDING
 
+    # Transactions of callers
+
+    def hand(self, on: Any) -> SqlHand:
+        """See ``Transactional``."""
+        take = self._own_link if on is None else lambda: sync_link(on)
+        return SqlHand(take, lambda: _PgBook(self.tenant, self.store_id))
+
+    def _own_link(self) -> Link:
+        if not isinstance(self.source, str):
+            return sync_link(self.source)
+        return sync_link(self._source.borrow(), self._source.give_back)
+
+    def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """See ``Transactional``."""
+        reply: ClaimReply | None = self._claims.submit("peek", (key, fingerprint, terms))
+        return reply
+
+    def settled_here(self, key: Key) -> None:
+        """See ``Transactional``."""
+        self._heard(key.digest)
+
     def _maybe_sweep(self) -> None:
         if self._time_to_sweep():
             try:
@@ -299,7 +378,7 @@ class _Lanes:
         self.listener = AsyncListener(dsn, store.driver, store._heard) if dsn else None
 
 
-class PgBackend(_Face, Answers, AsyncSweepable):
+class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     """The asynchronous PostgreSQL store; ``PgStore`` is its synchronous twin.
 
     Promises what ``PgStore`` promises. Calls that come while a statement is under way share the
@@ -456,6 +535,31 @@ class PgBackend(_Face, Answers, AsyncSweepable):
                 record = await self.read(key)
                 settled = record is not None and record.state is not State.PENDING
         await self._waiters.wait_async(digest, seconds, lambda: settled)
+
+    # Transactions of callers
+
+    def hand(self, on: Any) -> AsyncSqlHand:
+        """See ``AsyncTransactional``."""
+        take = self._own_link if on is None else lambda: async_link(on)
+        return AsyncSqlHand(take, self._book)
+
+    async def _book(self) -> _PgBook:
+        return _PgBook(self.tenant, await self.store_id())
+
+    async def _own_link(self) -> AsyncLink:
+        if not isinstance(self.source, str):
+            return await async_link(self.source)
+        return await async_link(await self._source.borrow(), self._source.give_back)
+
+    async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """See ``AsyncTransactional``."""
+        args = (key, fingerprint, terms)
+        reply: ClaimReply | None = await self._lanes().claims.submit("peek", args)
+        return reply
+
+    def settled_here(self, key: Key) -> None:
+        """See ``AsyncTransactional``."""
+        self._heard(key.digest)
 
     def _maybe_sweep(self) -> None:
         if self._time_to_sweep():

@@ -12,10 +12,14 @@ from urllib.parse import parse_qsl
 from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Store, Sweepable
-from oncekey.errors import StoreConfigError
+from oncekey.errors import StoreConfigError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
+from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import ThreadBatch
+from oncekey.stores._hands import AsyncSqlHand, AsyncTransactions, SqlHand, Transactions
+from oncekey.stores._links import Link, sync_link
+from oncekey.stores._sqlite_book import SQLiteBook
 from oncekey.stores._sqlite_commit import TickCommit, WriterCommit
 from oncekey.stores._sqlite_db import Database
 
@@ -50,8 +54,22 @@ class _Face(ClockInjectable):
         view._clock = clock
         return view
 
+    def settled_here(self, key: Key) -> None:
+        """See ``Transactional``."""
+        self._database.waiters.wake(key.digest)
 
-class SQLiteStore(_Face, Store, Sweepable):
+    def _peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        now_us = int(self._clock() * 1_000_000)
+        return self._database.peek(key, b"", fingerprint, terms, now_us)
+
+    def _own_connection(self) -> sqlite3.Connection:
+        """A connection for a transaction of its own; it is closed after it."""
+        connection = self._database._open()
+        connection.execute(f"PRAGMA busy_timeout={int(self._database.busy_timeout * 1000)}")
+        return connection
+
+
+class SQLiteStore(_Face, Transactions, Store, Sweepable):
     """The synchronous SQLite store.
 
     Promises: atomic for all threads and processes that open the file on one machine. With
@@ -182,6 +200,20 @@ class SQLiteStore(_Face, Store, Sweepable):
         database, digest = self._database, key.digest
         database.waiters.wait(digest, seconds, lambda: database.settled(digest))
 
+    def hand(self, on: Any) -> SqlHand:
+        """See ``Transactional``."""
+
+        def take() -> Link:
+            if on is not None:
+                return sync_link(on)
+            return sync_link(self._own_connection(), sqlite3.Connection.close)
+
+        return SqlHand(take, lambda: SQLiteBook(self._database, self._clock))
+
+    def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """See ``Transactional``."""
+        return self._peek(key, fingerprint, terms)
+
     def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``Sweepable``."""
         cutoff = self.now() if now is None else now
@@ -207,7 +239,7 @@ def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
-class SQLiteBackend(_Face, Answers, AsyncSweepable):
+class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
     Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are
@@ -314,6 +346,27 @@ class SQLiteBackend(_Face, Answers, AsyncSweepable):
         """See ``AsyncStore``. Wakes at once for changes of this process, else by looking again."""
         database, digest = self._database, key.digest
         await database.waiters.wait_async(digest, seconds, lambda: database.settled(digest))
+
+    def hand(self, on: Any) -> AsyncSqlHand:
+        """See ``AsyncTransactional``. There is no asynchronous connection of the store's own."""
+
+        async def take() -> AsyncLink:
+            if on is None:
+                raise TransactionRefusedError(
+                    "an asynchronous SQLite transaction needs a connection of yours: pass on= an "
+                    "aiosqlite Connection, or a SQLAlchemy AsyncSession or AsyncEngine on "
+                    "sqlite+aiosqlite"
+                )
+            return await async_link(on)
+
+        async def book() -> SQLiteBook:
+            return SQLiteBook(self._database, self._clock)
+
+        return AsyncSqlHand(take, book)
+
+    async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """See ``AsyncTransactional``."""
+        return self._peek(key, fingerprint, terms)
 
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``AsyncSweepable``."""

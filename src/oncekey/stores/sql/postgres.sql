@@ -6,8 +6,8 @@
 -- and whole milliseconds are cut, never rounded. {lock} is
 -- pg_try_advisory_xact_lock_shared for a call of its own, pg_try_advisory_xact_lock inside a
 -- caller's transaction: what a transaction has in hand, others find busy instead of waiting for it.
--- {guard} and {told} are for the latter too: what must hold before anything is written, and what
--- the caller is told of its transaction.
+-- {guard}, {told} and {taken} are for the latter too: what must hold before anything is written,
+-- and what the caller is told of its transaction.
 
 -- name: claim
 -- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fingerprints, $6 lock numbers,
@@ -106,7 +106,7 @@ SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0) AS 
 FROM seen
 UNION ALL
 SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0),
-       now >= expires_at + $9::bigint, attempts, takeover, answer, {told}
+       now >= expires_at + $9::bigint, attempts, takeover, answer, {taken}
 FROM taken
 UNION ALL
 SELECT key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {told} FROM open WHERE NOT free
@@ -207,9 +207,9 @@ WITH asked AS MATERIALIZED (
 ), announced AS (
     SELECT count(pg_notify('oncekey', encode(key, 'hex'))) FROM told
 )
-SELECT key, true AS held FROM settled, announced
+SELECT key, true AS held, {told} FROM settled, announced
 UNION ALL
-SELECT key, NULL FROM asked WHERE NOT free
+SELECT key, NULL, {told} FROM asked WHERE NOT free
 
 -- name: release
 -- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences (NULL: any), $6 lock numbers
@@ -285,7 +285,7 @@ SELECT key, NULL FROM asked WHERE NOT free
 -- name: read
 -- $1 tenant, $2 keys, $3 scopes
 SELECT t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at, t.purge_at,
-       t.attempts, t.answer
+       t.attempts, t.answer, {us}
 FROM unnest($2::bytea[], $3::text[]) AS a (key, scope)
 CROSS JOIN LATERAL (
     SELECT * FROM oncekey_records r

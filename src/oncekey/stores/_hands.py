@@ -1,0 +1,242 @@
+"""A link to a caller's connection and a store's own statements, put together: a hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
+
+from oncekey._core.call import Job
+from oncekey._core.codec import Codec
+from oncekey._core.flows import Plan
+from oncekey._core.payload import fingerprint
+from oncekey._core.transact import AsyncTransaction, ErrorAnswer, Transaction
+from oncekey.abc import AsyncHand, AsyncTransactional, Hand, Transactional
+from oncekey.errors import OncekeyError, StoreError, TransactionRefusedError
+from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
+from oncekey.policy import Policy
+from oncekey.stores._async_links import AsyncLink
+from oncekey.stores._links import Link
+
+__all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions"]
+
+Steps = Generator[tuple[str, list[Any]], list[Any], Any]
+
+
+class Book(Protocol):
+    """How a store keeps its records on a connection that is not its own."""
+
+    flavour: str
+
+    def claim(
+        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Steps: ...
+    def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Steps: ...
+    def named(self, error: BaseException) -> StoreError: ...
+
+
+def _checked(link: Any, book: Book) -> None:
+    if link.flavour != book.flavour:
+        raise TransactionRefusedError(
+            f"this connection is to {link.flavour}, the store is {book.flavour}: only what lies in "
+            "one database commits together"
+        )
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """What the driver raised, out of what SQLAlchemy or Django made of it."""
+    inner = getattr(error, "orig", None)
+    if inner is not None:
+        error = inner
+    if type(error).__module__.startswith(("django.", "sqlalchemy.")):
+        error = error.__cause__ or error
+    return error
+
+
+class SqlHand(Hand):
+    """A hand on a synchronous connection."""
+
+    def __init__(self, link: Callable[[], Link], book: Callable[[], Book]) -> None:
+        self._make_link = link
+        self._make_book = book
+        self._link: Any = None
+        self._book: Any = None
+        self.joined = False
+
+    def open(self) -> None:
+        self._book = self._make_book()
+        self._link = self._do(self._make_link)
+        try:
+            _checked(self._link, self._book)
+            self._do(self._link.begin)
+        except BaseException:
+            self._link.rollback()
+            raise
+        self.joined = self._link.joined
+        self.target = self._link.target
+
+    def _do(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except OncekeyError:
+            raise
+        except Exception as error:
+            raise self._book.named(_driver_error(error)) from error
+
+    def _drive(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(self._do(self._link.execute, *step))
+        except StopIteration as stop:
+            return stop.value
+
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        steps = self._book.claim(self.joined, key, owner, fingerprint, terms)
+        reply: ClaimReply = self._drive(steps)
+        return reply
+
+    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        return bool(self._drive(self._book.complete(key, owner, fence, answer, terms)))
+
+    def mark(self) -> None:
+        self._do(self._link.savepoint)
+
+    def undo(self) -> None:
+        self._do(self._link.undo)
+
+    def commit(self) -> None:
+        self._do(self._link.commit)
+
+    def rollback(self) -> None:
+        if self._link is not None:
+            self._do(self._link.rollback)
+
+
+class AsyncSqlHand(AsyncHand):
+    """A hand on an asynchronous connection."""
+
+    def __init__(
+        self, link: Callable[[], Awaitable[AsyncLink]], book: Callable[[], Awaitable[Book]]
+    ) -> None:
+        self._make_link = link
+        self._make_book = book
+        self._link: Any = None
+        self._book: Any = None
+        self.joined = False
+
+    async def open(self) -> None:
+        self._book = await self._make_book()
+        self._link = await self._do(self._make_link)
+        try:
+            _checked(self._link, self._book)
+            await self._do(self._link.begin)
+        except BaseException:
+            await self._link.rollback()
+            raise
+        self.joined = self._link.joined
+        self.target = self._link.target
+
+    async def _do(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        try:
+            return await call(*args)
+        except OncekeyError:
+            raise
+        except Exception as error:
+            raise self._book.named(_driver_error(error)) from error
+
+    async def _drive(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(await self._do(self._link.execute, *step))
+        except StopIteration as stop:
+            return stop.value
+
+    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        steps = self._book.claim(self.joined, key, owner, fingerprint, terms)
+        reply: ClaimReply = await self._drive(steps)
+        return reply
+
+    async def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> bool:
+        return bool(await self._drive(self._book.complete(key, owner, fence, answer, terms)))
+
+    async def mark(self) -> None:
+        await self._do(self._link.savepoint)
+
+    async def undo(self) -> None:
+        await self._do(self._link.undo)
+
+    async def commit(self) -> None:
+        await self._do(self._link.commit)
+
+    async def rollback(self) -> None:
+        if self._link is not None:
+            await self._do(self._link.rollback)
+
+
+def _job(key: str, payload: object, scope: str, options: dict[str, Any]) -> Job:
+    """The same record as ``Once(store, scope=scope).guard(key, payload)``."""
+    name = Key(Scope("once", check_text(scope or "default", "scope")), check_text(key, "key"))
+    mark = b"" if payload is None else fingerprint(payload)
+    return Job(name, mark, Plan.of(Policy().but(options)), Codec(), "transaction")
+
+
+class Transactions(Transactional):
+    """``transaction()`` for a synchronous store."""
+
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        scope: str = "",
+        error_answer: ErrorAnswer | None = None,
+        **options: Any,
+    ) -> Transaction:
+        """Claim ``key``, write what you write, and record the answer: all in one commit.
+
+        The block always runs: look at ``replayed`` first. An error in it rolls back everything.
+
+        Args:
+            key: The key.
+            payload: What must not change under one key. ``None``: nothing is compared.
+            on: Your connection or session, or a pool, engine or sessionmaker to take one from.
+                Default: the store's own. In a transaction that is open already the block joins
+                in by a savepoint: you commit, and a copy in flight is an error at once.
+            scope: A name that sets keys apart.
+            error_answer: Makes an answer of an error: it is stored, with the block's writes rolled
+                back, and replayed; the error still reaches you. ``None`` from it: store nothing.
+            **options: Options of ``Policy``.
+
+        Raises:
+            IdempotencyError: Conflict, in flight past the wait, or expired.
+            TransactionRefusedError: That connection can't be safe; says why.
+            StoreError: The database failed. Where the outcome of a commit is unknown, retry with
+                the same key: it is replayed, or done.
+        """
+        return Transaction(self, on, _job(key, payload, scope, options), error_answer)
+
+
+class AsyncTransactions(AsyncTransactional):
+    """``transaction()`` for an asynchronous store."""
+
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        scope: str = "",
+        error_answer: ErrorAnswer | None = None,
+        **options: Any,
+    ) -> AsyncTransaction:
+        """Claim ``key``, write, and record the answer in one commit, with ``async with``.
+
+        Takes what the sync store's ``transaction`` takes, with asynchronous connections.
+        """
+        return AsyncTransaction(self, on, _job(key, payload, scope, options), error_answer)

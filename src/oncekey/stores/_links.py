@@ -1,0 +1,365 @@
+"""Callers' connections, one small class a library: begin, execute, savepoint, commit.
+
+Each begins a transaction where none is open, and a savepoint where the caller has one open, which
+it then leaves to the caller to commit. What can't be safe is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from oncekey.errors import TransactionRefusedError
+
+__all__ = ["Link", "kind_of", "pyformat", "sync_link"]
+
+
+class Link(Protocol):
+    """One transaction on one connection. ``flavour`` is postgresql or sqlite."""
+
+    target: Any
+    joined: bool
+    flavour: str
+
+    def begin(self) -> None: ...
+    def execute(self, sql: str, args: list[Any]) -> list[Any]: ...
+    def savepoint(self) -> None: ...
+    def undo(self) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+def kind_of(value: object) -> str:
+    """The package that a connection comes from."""
+    return type(value).__module__.partition(".")[0].lstrip("_")
+
+
+@functools.lru_cache(maxsize=64)
+def pyformat(sql: str) -> str:
+    """``$1`` as ``%(p1)s``, for drivers that want it so."""
+    return re.sub(r"\$(\d+)", r"%(p\1)s", sql.replace("%", "%%"))
+
+
+def named_args(args: list[Any]) -> dict[str, Any]:
+    """Arguments for ``pyformat``."""
+    return {f"p{number}": value for number, value in enumerate(args, 1)}
+
+
+def sync_link(on: Any, close: Callable[[Any], None] | None = None) -> Link:
+    """The link for a caller's connection, session, engine, pool or factory of those."""
+    kind = kind_of(on)
+    if kind == "psycopg" and hasattr(on, "pgconn") and hasattr(on, "cursor"):
+        if hasattr(on, "__aenter__"):
+            raise _wrong_world(on, "async")
+        return PsycopgLink(on, close)
+    if kind == "psycopg_pool":
+        if hasattr(on, "__aenter__"):
+            raise _wrong_world(on, "async")
+        return PsycopgLink(on.getconn(), on.putconn)
+    if kind == "sqlite3":
+        return SQLiteLink(on, close)
+    if kind == "django":
+        return DjangoLink(on)
+    if kind == "sqlalchemy":
+        if hasattr(on, "sync_session") or hasattr(on, "sync_engine") or _makes_async(on):
+            raise _wrong_world(on, "async")
+        if hasattr(on, "dialect") and hasattr(on, "begin") and not hasattr(on, "exec_driver_sql"):
+            return AlchemyLink(on.connect(), _close)
+        if hasattr(on, "exec_driver_sql") or hasattr(on, "begin_nested"):
+            return AlchemyLink(on, close)
+        if callable(on):  # a sessionmaker
+            return AlchemyLink(on(), _close)
+    elif callable(on):
+        return sync_link(on())
+    raise TransactionRefusedError(
+        f"{type(on).__name__} is no connection that oncekey knows: pass a psycopg Connection, a "
+        "SQLAlchemy Session or Connection, django.db.connection or a sqlite3.Connection, or a "
+        "pool, engine or sessionmaker of those"
+    )
+
+
+def _makes_async(factory: Any) -> bool:
+    return type(factory).__name__ == "async_sessionmaker"
+
+
+def _wrong_world(on: Any, its: str) -> TransactionRefusedError:
+    here = "sync" if its == "async" else "async"
+    return TransactionRefusedError(
+        f"{type(on).__name__} is {its}, this store is {here}: use the {its} store with it"
+    )
+
+
+def _close(thing: Any) -> None:
+    thing.close()
+
+
+def autocommit_refused(what: str) -> TransactionRefusedError:
+    """The refusal of a connection whose every statement commits alone."""
+    return TransactionRefusedError(
+        f"this {what} is in autocommit: the claim would be committed before your writes. Turn "
+        "autocommit off, or open a transaction on it first"
+    )
+
+
+def aborted_refused() -> TransactionRefusedError:
+    """The refusal of a transaction that has failed already."""
+    return TransactionRefusedError(
+        "the transaction on this connection has failed already: roll it back first"
+    )
+
+
+def ended_refused(what: str) -> TransactionRefusedError:
+    """The refusal to complete in another transaction than the one that claimed."""
+    return TransactionRefusedError(
+        f"the block or handler ended the transaction of its {what} itself: leave commit and "
+        "rollback to oncekey, or to the transaction around it"
+    )
+
+
+class PsycopgLink:
+    """A psycopg 3 connection."""
+
+    flavour = "postgresql"
+
+    def __init__(self, connection: Any, close: Callable[[Any], None] | None = None) -> None:
+        self.target = connection
+        self.joined = False
+        self._close = close
+        self._stack: list[Any] = []
+
+    def begin(self) -> None:
+        from psycopg.pq import TransactionStatus
+
+        connection = self.target
+        status = connection.info.transaction_status
+        if status == TransactionStatus.INERROR:
+            raise aborted_refused()
+        self.joined = status != TransactionStatus.IDLE
+        if connection.autocommit and not self.joined and self._close is None:
+            raise autocommit_refused("psycopg connection")
+        self._push()
+
+    def _push(self) -> None:
+        block = self.target.transaction()
+        block.__enter__()
+        self._stack.append(block)
+
+    def execute(self, sql: str, args: list[Any]) -> list[Any]:
+        import psycopg
+
+        cursor: Any
+        with psycopg.RawCursor(self.target) as cursor:
+            cursor.execute(sql, args, binary=True)
+            return cursor.fetchall() if cursor.description else []
+
+    def savepoint(self) -> None:
+        self._push()
+
+    def undo(self) -> None:
+        import psycopg
+
+        block = self._stack.pop()
+        block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
+
+    def commit(self) -> None:
+        try:
+            while self._stack:
+                self._stack.pop().__exit__(None, None, None)
+        finally:
+            self._give_back()
+
+    def rollback(self) -> None:
+        try:
+            while self._stack:
+                self.undo()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close(self.target)
+
+
+class SQLiteLink:
+    """A ``sqlite3`` connection."""
+
+    flavour = "sqlite"
+
+    def __init__(self, connection: Any, close: Callable[[Any], None] | None = None) -> None:
+        self.target = connection
+        self.joined = False
+        self._close = close
+        self._points = 0
+
+    def begin(self) -> None:
+        self.joined = self.target.in_transaction
+        if self.joined:
+            self.savepoint()
+        else:
+            self.target.execute("BEGIN IMMEDIATE")
+
+    def execute(self, sql: str, args: list[Any]) -> list[Any]:
+        rows: list[Any] = self.target.execute(sql, args).fetchall()
+        return rows
+
+    def savepoint(self) -> None:
+        self._points += 1
+        self.target.execute(f"SAVEPOINT oncekey_{self._points}")
+
+    def undo(self) -> None:
+        self.target.execute(f"ROLLBACK TO oncekey_{self._points}")
+        self.target.execute(f"RELEASE oncekey_{self._points}")
+        self._points -= 1
+
+    def commit(self) -> None:
+        try:
+            if not self.target.in_transaction:
+                raise ended_refused("connection")
+            if self.joined:
+                self.target.execute("RELEASE oncekey_1")
+            else:
+                self.target.execute("COMMIT")
+        finally:
+            self._give_back()
+
+    def rollback(self) -> None:
+        try:
+            if not self.target.in_transaction:
+                return
+            if self.joined:
+                self.target.execute("ROLLBACK TO oncekey_1")
+                self.target.execute("RELEASE oncekey_1")
+            else:
+                self.target.execute("ROLLBACK")
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close(self.target)
+
+
+class AlchemyLink:
+    """A SQLAlchemy ``Session`` or ``Connection``."""
+
+    def __init__(self, on: Any, close: Callable[[Any], None] | None = None) -> None:
+        self.target = on
+        self.joined = False
+        self._close = close
+        self._stack: list[Any] = []
+        bind = on if hasattr(on, "exec_driver_sql") else on.get_bind()
+        self.flavour = bind.dialect.name
+        self._driver = bind.dialect.driver
+
+    def _connection(self) -> Any:
+        on = self.target
+        return on if hasattr(on, "exec_driver_sql") else on.connection()
+
+    def begin(self) -> None:
+        on = self.target
+        self.joined = bool(on.in_transaction())
+        if self.joined and not getattr(on, "is_active", True):
+            raise aborted_refused()
+        self._stack.append(on.begin_nested() if self.joined else on.begin())
+        connection = self._connection()
+        raw = connection.connection.dbapi_connection
+        if self.flavour == "sqlite":
+            # SQLAlchemy's begin sends nothing; the file is locked now, not at the first write.
+            driver = connection.connection.driver_connection
+            if not self.joined and not getattr(driver, "in_transaction", False):
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        elif getattr(raw, "autocommit", False) is True:
+            self.rollback()
+            raise autocommit_refused("SQLAlchemy " + type(on).__name__)
+
+    def execute(self, sql: str, args: list[Any]) -> list[Any]:
+        connection = self._connection()
+        if self.flavour == "sqlite" or self._driver == "asyncpg":
+            result = connection.exec_driver_sql(sql, tuple(args))
+        else:
+            result = connection.exec_driver_sql(pyformat(sql), named_args(args))
+        return list(result.fetchall()) if result.returns_rows else []
+
+    def savepoint(self) -> None:
+        self._stack.append(self.target.begin_nested())
+
+    def undo(self) -> None:
+        self._stack.pop().rollback()
+
+    def commit(self) -> None:
+        try:
+            if any(not block.is_active for block in self._stack):
+                raise ended_refused(type(self.target).__name__)
+            while self._stack:
+                self._stack.pop().commit()
+        finally:
+            self._give_back()
+
+    def rollback(self) -> None:
+        try:
+            while self._stack:
+                block = self._stack.pop()
+                if block.is_active or not self._stack:
+                    block.rollback()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close(self.target)
+
+
+class DjangoLink:
+    """One of Django's connections: ``django.db.connection`` or ``connections["name"]``."""
+
+    def __init__(self, connection: Any) -> None:
+        self.target = connection
+        self.joined = False
+        self.flavour = connection.vendor
+        self._stack: list[Any] = []
+
+    def begin(self) -> None:
+        connection = self.target
+        self.joined = connection.in_atomic_block or not connection.get_autocommit()
+        if connection.in_atomic_block and connection.needs_rollback:
+            raise aborted_refused()
+        self._push()
+
+    def _push(self) -> None:
+        from django.db import transaction
+
+        block = transaction.atomic(using=self.target.alias)
+        block.__enter__()
+        self._stack.append(block)
+
+    def execute(self, sql: str, args: list[Any]) -> list[Any]:
+        with self.target.cursor() as cursor:
+            if self.flavour == "sqlite":
+                cursor.execute(sql.replace("%", "%%").replace("?", "%s"), args)
+            else:
+                cursor.execute(pyformat(sql), named_args(args))
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def savepoint(self) -> None:
+        self._push()
+
+    def undo(self) -> None:
+        error = _Undo()
+        self._stack.pop().__exit__(_Undo, error, None)
+
+    def commit(self) -> None:
+        while self._stack:
+            self._stack.pop().__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        while self._stack:
+            self.undo()
+
+
+class _Undo(Exception):
+    """Makes Django's ``atomic`` roll back."""

@@ -1,0 +1,77 @@
+"""The records of a SQLite file on a connection of a caller's, inside its transaction."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator
+from typing import Any, Final
+
+from oncekey._core import transitions
+from oncekey._core.transitions import Event
+from oncekey.abc import Clock
+from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
+from oncekey.models import ClaimReply, Key, Terms
+from oncekey.stores._sqlite_db import SQL, Database
+
+__all__ = ["SQLiteBook"]
+
+_INSERT: Final = SQL["insert"] + " RETURNING 1"
+
+
+class SQLiteBook:
+    """See ``Transactional``. A file has one writer at a time, so that nothing can come between."""
+
+    flavour = "sqlite"
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def claim(
+        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
+        rows = yield "PRAGMA database_list", []
+        files = [row[2] for row in rows if row[1] == "main"]
+        if not files or not files[0] or not os.path.samefile(files[0], self._database.path):
+            raise TransactionRefusedError(
+                f"this connection is not to {self._database.path}, where the store is: only what "
+                "lies in one file commits together"
+            )
+        # The insert comes first: it takes the file's lock before anything is read, so that the
+        # decision can't be made on what another writer is about to change.
+        now_us = int(self._clock() * 1_000_000)
+        reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+        values = [key.digest, key.scope.label, *record]  # type: ignore[misc]
+        if (yield _INSERT, values):
+            return reply
+        rows = yield SQL["read"], [key.digest]
+        now_us = int(self._clock() * 1_000_000)
+        found = Database.record(tuple(rows[0]))
+        reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
+        if record is not None:
+            yield SQL["update"], [*record, key.digest]
+        return reply
+
+    def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
+        rows = yield SQL["read"], [key.digest]
+        if not rows:
+            return False
+        found = Database.record(tuple(rows[0]))
+        now = int(self._clock() * 1000)
+        held, record = transitions.settle(found, Event.COMPLETE, owner, fence, terms, now, answer)
+        if record is not None:
+            yield SQL["update"], [*record, key.digest]
+        return held
+
+    def named(self, error: BaseException) -> StoreError:
+        if isinstance(error, sqlite3.Error):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                return StoreUnavailableError(
+                    f"{self._database.path} is locked by another writer, or was changed since this "
+                    "transaction began to read it: begin it with BEGIN IMMEDIATE, and try again"
+                )
+            return self._database.named(error)
+        return StoreError(f"SQLite failed ({type(error).__name__}): {error}")
