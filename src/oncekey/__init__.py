@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey._version import __version__
 
 if TYPE_CHECKING:
+    from oncekey._core.transact import Tx, current_transaction
     from oncekey.abc import AsyncStore, IdempotencyBackend, Store
     from oncekey.canonical import (
         EXCLUDED_FIELDS,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         StoreFullError,
         StoreReadOnlyError,
         StoreUnavailableError,
+        TransactionRefusedError,
         UnsupportedAnswerError,
         WebhookDedupOwnershipError,
     )
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from oncekey.policy import Policy
     from oncekey.request import IdempotencyStore, ToolContext
     from oncekey.stores.memory import MemoryBackend, MemoryStore
+    from oncekey.stores.postgres import PgBackend, PgStore
+    from oncekey.stores.redis import RedisBackend, RedisStore
     from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
     from oncekey.stores.urls import aconnect, connect
     from oncekey.webhook import SyncWebhookDedupStore, WebhookDedupClaim, WebhookDedupStore
@@ -73,8 +77,12 @@ __all__ = [
     "MemoryStore",
     "Once",
     "OncekeyError",
+    "PgBackend",
+    "PgStore",
     "Policy",
     "PolicyError",
+    "RedisBackend",
+    "RedisStore",
     "SQLiteBackend",
     "SQLiteStore",
     "Store",
@@ -87,6 +95,8 @@ __all__ = [
     "StoreUnavailableError",
     "SyncWebhookDedupStore",
     "ToolContext",
+    "TransactionRefusedError",
+    "Tx",
     "UnsupportedAnswerError",
     "WebhookDedupClaim",
     "WebhookDedupOwnershipError",
@@ -97,6 +107,7 @@ __all__ = [
     "canonicalize",
     "connect",
     "current_claim",
+    "current_transaction",
     "event_id",
     "hmac_key",
     "json_path",
@@ -128,6 +139,9 @@ _HOMES = {
     "oncekey.models": ("CachedResponse",),
     "oncekey.policy": ("Policy",),
     "oncekey.request": ("IdempotencyStore", "ToolContext"),
+    "oncekey._core.transact": ("Tx", "current_transaction"),
+    "oncekey.stores.postgres": ("PgBackend", "PgStore"),
+    "oncekey.stores.redis": ("RedisBackend", "RedisStore"),
     "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
     "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),
     "oncekey.stores.urls": ("aconnect", "connect"),

@@ -18,6 +18,14 @@ from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan
 from oncekey._core.heartbeat import Beat
 from oncekey._core.payload import fingerprint
+from oncekey._core.transact import (
+    AsyncTransaction,
+    ErrorAnswer,
+    Transaction,
+    acall_in_transaction,
+    call_in_transaction,
+    check_transactional,
+)
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, InvalidKeyError
 from oncekey.models import Key, Scope, Verdict, check_text
@@ -238,7 +246,13 @@ class Once(_Base):
             )
 
     def __call__(
-        self, *bare: object, key: KeySource = "", ignore: Iterable[str] = (), **options: Any
+        self,
+        *bare: object,
+        key: KeySource = "",
+        ignore: Iterable[str] = (),
+        transactional: bool = False,
+        on: Any = None,
+        **options: Any,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function.
 
@@ -248,9 +262,14 @@ class Once(_Base):
                 callable that gets the arguments. The other arguments are the payload: the same
                 key with another payload is a conflict.
             ignore: Arguments that are not part of the payload, such as a logger.
+            transactional: Run the function in a transaction, in which its writes and its answer
+                commit together. It writes on ``current_transaction().connection``.
+            on: Where that transaction is, if not on the store's own connections.
             **options: Options of ``Policy`` for this function.
         """
         _must_have_key(bare, key)
+        if transactional:
+            check_transactional(self.store)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if engine.is_async(function):
@@ -267,12 +286,42 @@ class Once(_Base):
             @functools.wraps(function)
             def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
                 job = blueprint.job(args, kwargs)
-                result = engine.call(self.store, job, lambda: function(*args, **kwargs))
+                if transactional:
+                    result = call_in_transaction(
+                        self.store, on, job, lambda _: function(*args, **kwargs)
+                    )
+                else:
+                    result = engine.call(self.store, job, lambda: function(*args, **kwargs))
                 return cast("R", result.value)
 
             return wrapper
 
         return decorate
+
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        error_answer: ErrorAnswer | None = None,
+        **options: Any,
+    ) -> Transaction:
+        """Guard a block exactly once: claim, your writes and the answer in one commit.
+
+        Args:
+            key: The key.
+            payload: What must not change under one key. ``None``: nothing is compared.
+            on: Your connection or session, or a pool, engine or sessionmaker to take one from.
+                Default: the store's own.
+            error_answer: Makes an answer of an error, which is stored with the writes rolled back.
+            **options: Options of ``Policy`` for this block.
+
+        Raises:
+            TransactionRefusedError: The store has no transactions, or the connection can't be safe.
+        """
+        check_transactional(self.store)
+        return Transaction(self.store, on, self._block(key, payload, options), error_answer)
 
     def guard(self, key: str, payload: object = None, **options: Any) -> _Guard:
         """Guard a block. It always runs: look at ``replayed`` before you do the work.
@@ -364,10 +413,18 @@ class AsyncOnce(_Base):
             )
 
     def __call__(
-        self, *bare: object, key: KeySource = "", ignore: Iterable[str] = (), **options: Any
+        self,
+        *bare: object,
+        key: KeySource = "",
+        ignore: Iterable[str] = (),
+        transactional: bool = False,
+        on: Any = None,
+        **options: Any,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
         """Decorate an async function. See ``Once``."""
         _must_have_key(bare, key)
+        if transactional:
+            check_transactional(self.store)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             if not engine.is_async(function):
@@ -380,12 +437,30 @@ class AsyncOnce(_Base):
             @functools.wraps(function)
             async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
                 job = blueprint.job(args, kwargs)
-                result = await engine.acall(self.store, job, lambda: function(*args, **kwargs))
+                if transactional:
+                    result = await acall_in_transaction(
+                        self.store, on, job, lambda _: function(*args, **kwargs)
+                    )
+                else:
+                    result = await engine.acall(self.store, job, lambda: function(*args, **kwargs))
                 return cast("R", result.value)
 
             return wrapper
 
         return decorate
+
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        error_answer: ErrorAnswer | None = None,
+        **options: Any,
+    ) -> AsyncTransaction:
+        """Guard a block exactly once with ``async with``. See ``Once.transaction``."""
+        check_transactional(self.store)
+        return AsyncTransaction(self.store, on, self._block(key, payload, options), error_answer)
 
     def guard(self, key: str, payload: object = None, **options: Any) -> _AsyncGuard:
         """Guard a block with ``async with``. See ``Once.guard``."""

@@ -16,6 +16,14 @@ from oncekey._core import call as engine
 from oncekey._core.arguments import Arguments, as_dict, identity
 from oncekey._core.flows import Plan
 from oncekey._core.limiter import InsertLimiter
+from oncekey._core.transact import (
+    ErrorAnswer,
+    Tx,
+    acall_in_transaction,
+    call_in_transaction,
+    check_transactional,
+    takes_parameter,
+)
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
 from oncekey.canonical import canonical_json_sha256, sha256_hex
 from oncekey.errors import (
@@ -41,6 +49,7 @@ STRICT_KEY = re.compile(r"[A-Za-z0-9_.:-]{16,255}\Z")
 
 F = TypeVar("F", bound=Callable[..., Any])
 HashFunction = Callable[[dict[str, Any]], str]
+_How = tuple[str | None, bool, Any, ErrorAnswer | None]
 
 
 @dataclass
@@ -202,9 +211,22 @@ class IdempotencyStore:
     @overload
     def wrap(self, handler: F) -> F: ...
     @overload
-    def wrap(self, *, operation: str) -> Callable[[F], F]: ...
     def wrap(
-        self, handler: Callable[..., Any] | None = None, *, operation: str | None = None
+        self,
+        *,
+        operation: str | None = None,
+        transactional: bool = False,
+        on: Any = None,
+        error_answer: ErrorAnswer | None = None,
+    ) -> Callable[[F], F]: ...
+    def wrap(
+        self,
+        handler: Callable[..., Any] | None = None,
+        *,
+        operation: str | None = None,
+        transactional: bool = False,
+        on: Any = None,
+        error_answer: ErrorAnswer | None = None,
     ) -> Callable[..., Any]:
         """Decorate ``handler(self, params, context=None, ...)``, sync or async, method or function.
 
@@ -214,22 +236,37 @@ class IdempotencyStore:
         Args:
             handler: The function.
             operation: Its name in errors and comparisons. Default: the function's own.
+            transactional: Run the handler in a transaction of the backend's database, in which
+                its writes, the claim and the answer commit together: exactly once. A handler with
+                a parameter ``tx`` gets the transaction there, others by ``current_transaction()``;
+                write on ``tx.connection``. An error, or an answer that says ``errors``, rolls all
+                of it back.
+            on: Where the transaction is, if not on the backend's own connections: a pool, engine or
+                sessionmaker, or a function that gives the current connection or session.
+            error_answer: With ``transactional``: makes an answer of an exception, which is stored
+                and given to the caller, with the handler's writes rolled back.
 
         Raises:
             BackendMismatchError: A sync handler over an async backend, or the other way round.
+            TransactionRefusedError: ``transactional`` on a backend without transactions.
         """
         if isinstance(handler, (staticmethod, classmethod)):
             raise BackendMismatchError(
                 "put wrap closest to the function: @staticmethod or @classmethod above @store.wrap"
             )
+        how: _How = (operation, transactional, on, error_answer)
         if handler is None:
-            return functools.partial(self._wrap, operation=operation)
-        return self._wrap(handler, operation=operation)
+            return functools.partial(self._wrap, how=how)
+        return self._wrap(handler, how=how)
 
-    def _wrap(self, handler: Callable[..., Any], *, operation: str | None) -> Callable[..., Any]:
+    def _wrap(self, handler: Callable[..., Any], *, how: _How) -> Callable[..., Any]:
+        operation, transactional, on, error_answer = how
         name = operation or str(getattr(handler, "__name__", "handler"))
         request = Arguments(handler, name)
         store = self._store
+        takes_tx = transactional and takes_parameter(handler, "tx")
+        if transactional:
+            check_transactional(store)
         if engine.is_async(handler):
             if not isinstance(store, AsyncStore):
                 raise BackendMismatchError(
@@ -241,12 +278,24 @@ class IdempotencyStore:
             async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                 params, job = self._prepare(request, args, kwargs)
                 if job is None:
+                    self._must_guard(transactional, name)
                     return await handler(*args, **kwargs)
                 wait = self._wait(job)
                 if wait is not None and await store.read(job.key) is None:
                     raise IdempotencyRateLimitedError(name, wait)
                 with self._counted(job, handler) as runs:
-                    result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
+                    if transactional:
+                        result = await acall_in_transaction(
+                            store,
+                            on,
+                            job,
+                            lambda tx: runs(
+                                *args, **({**kwargs, "tx": tx} if takes_tx else kwargs)
+                            ),
+                            error_answer,
+                        )
+                    else:
+                        result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
                 return self._answer(params, result)
 
             return asynchronous
@@ -260,15 +309,34 @@ class IdempotencyStore:
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             params, job = self._prepare(request, args, kwargs)
             if job is None:
+                self._must_guard(transactional, name)
                 return handler(*args, **kwargs)
             wait = self._wait(job)
             if wait is not None and store.read(job.key) is None:
                 raise IdempotencyRateLimitedError(name, wait)
             with self._counted(job, handler) as runs:
-                result = engine.call(store, job, lambda: runs(*args, **kwargs))
+                if transactional:
+                    result = call_in_transaction(
+                        store,
+                        on,
+                        job,
+                        lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
+                        error_answer,
+                    )
+                else:
+                    result = engine.call(store, job, lambda: runs(*args, **kwargs))
             return self._answer(params, result)
 
         return synchronous
+
+    @staticmethod
+    def _must_guard(transactional: bool, operation: str) -> None:
+        """A transactional handler has no transaction to run in without a key and a caller."""
+        if transactional:
+            raise InvalidKeyError(
+                f"{operation} is transactional, so every request needs an idempotency_key and an "
+                "authenticated caller in its context"
+            )
 
     def _prepare(
         self, request: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -392,6 +460,10 @@ class IdempotencyStore:
             UserWarning,
             stacklevel=4,
         )
+
+
+def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:
+    return {**kwargs, "tx": tx} if wanted else kwargs
 
 
 def _field(value: Any, name: str) -> Any:

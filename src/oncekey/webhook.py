@@ -8,15 +8,20 @@ loses nothing: only a handled event counts as one.
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NamedTuple, cast
 from zlib import crc32
 
-from oncekey._core.call import in_background
-from oncekey._core.flows import new_owner
+from oncekey._core.call import Job, in_background
+from oncekey._core.codec import Codec
+from oncekey._core.flows import Plan, new_owner
+from oncekey._core.transact import AsyncTransaction, Transaction, check_transactional
 from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Markable, Store
+from oncekey.canonical import sha256_hex
 from oncekey.errors import (
     BackendMismatchError,
     InvalidKeyError,
@@ -162,6 +167,14 @@ class _Dedup:
             )
         return found
 
+    def _job(
+        self, sender_id: str, idempotency_key: str, payload_hash: str, wait_seconds: float
+    ) -> Job:
+        """A delivery as the engine knows it; its record is the one that ``claim`` uses."""
+        mark = check_text(payload_hash, "payload_hash").encode()
+        plan = Plan(self._terms, wait_seconds, None, 0, False)
+        return Job(self._key(sender_id, idempotency_key), mark, plan, Codec(), "webhook")
+
     def _fenced(self, key: Key, payload_hash: str, found: Record | None) -> bool:
         """A settle that did not hold: False if the delivery is handled all the same."""
         if (
@@ -192,6 +205,12 @@ class _Dedup:
             exc_info=error,
         )
         return True
+
+
+def _payload_hash(payload: Any) -> str:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return hashlib.sha256(payload).hexdigest()
+    return sha256_hex(payload)
 
 
 def _marks(store: Any) -> Markable | None:
@@ -328,6 +347,67 @@ class WebhookDedupStore(_Dedup):
             return self._told(EventKind.RELEASED, key)
         return self._fenced(key, payload_hash, await self._store.read(key))
 
+    def transaction(
+        self,
+        sender_id: str,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: Any = None,
+        wait_seconds: float = 5,
+    ) -> AsyncTransaction:
+        """Handle a delivery exactly once: your writes and the mark commit together.
+
+        ``async with dedup.transaction(...) as tx``: if ``tx.replayed``, it was handled before, and
+        there is nothing to do; else write on ``tx.connection``. An error rolls all of it back.
+
+        Args:
+            sender_id: The verified sender.
+            idempotency_key: The delivery's key.
+            payload_hash: What must not change under one key.
+            on: Your connection or session, or a pool, engine or sessionmaker to take one from.
+                Default: the backend's own.
+            wait_seconds: How long to wait for another copy that is being handled.
+
+        Raises:
+            IdempotencyConflictError: The key came before with another payload.
+            IdempotencyInFlightError: Another copy is being handled still: answer so that the
+                sender retries.
+            TransactionRefusedError: The backend has no transactions, or the connection can't be
+                safe.
+        """
+        check_transactional(self._store)
+        job = self._job(sender_id, idempotency_key, payload_hash, wait_seconds)
+        return AsyncTransaction(self._store, on, job, None)
+
+    def wrap(
+        self, handler: Callable[..., Awaitable[Any]] | None = None, *, on: Any = None
+    ) -> Callable[..., Any]:
+        """Decorate ``handler(sender_id, idempotency_key, payload, ..., tx)``: it runs once.
+
+        The decorated function takes the same arguments but ``tx`` and gives True if it handled the
+        delivery, False if that had been done before. Copies are compared by the payload: bytes, or
+        anything that is JSON.
+
+        Args:
+            handler: The function. It writes on ``tx.connection``.
+            on: Where the transaction is. See ``transaction``.
+        """
+        if handler is None:
+            return lambda function: self.wrap(function, on=on)
+
+        @functools.wraps(handler)
+        async def handled(
+            sender_id: str, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
+        ) -> bool:
+            mark = _payload_hash(payload)
+            async with self.transaction(sender_id, idempotency_key, mark, on=on) as tx:
+                if not tx.replayed:
+                    await handler(sender_id, idempotency_key, payload, *args, tx=tx, **kwargs)
+                return not tx.replayed
+
+        return handled
+
     async def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim for another ``processing_ttl_seconds``. False: it is lost, stop."""
         owner, fence = self._owner(claim_token)
@@ -452,3 +532,39 @@ class SyncWebhookDedupStore(_Dedup):
         key = self._key(sender_id, idempotency_key)
         held: bool = self._store.renew(key, owner, fence, self._terms)
         return held
+
+    def transaction(
+        self,
+        sender_id: str,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: Any = None,
+        wait_seconds: float = 5,
+    ) -> Transaction:
+        """Handle a delivery exactly once, with ``with``. See ``WebhookDedupStore.transaction``."""
+        check_transactional(self._store)
+        job = self._job(sender_id, idempotency_key, payload_hash, wait_seconds)
+        return Transaction(self._store, on, job, None)
+
+    def wrap(
+        self, handler: Callable[..., Any] | None = None, *, on: Any = None
+    ) -> Callable[..., Any]:
+        """Decorate ``handler(sender_id, idempotency_key, payload, ..., tx)``.
+
+        See ``WebhookDedupStore.wrap``.
+        """
+        if handler is None:
+            return lambda function: self.wrap(function, on=on)
+
+        @functools.wraps(handler)
+        def handled(
+            sender_id: str, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
+        ) -> bool:
+            mark = _payload_hash(payload)
+            with self.transaction(sender_id, idempotency_key, mark, on=on) as tx:
+                if not tx.replayed:
+                    handler(sender_id, idempotency_key, payload, *args, tx=tx, **kwargs)
+                return not tx.replayed
+
+        return handled

@@ -7,6 +7,7 @@ meanwhile finds the key in another's hand at once; it waits without a connection
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import random
@@ -31,7 +32,9 @@ __all__ = [
     "Tx",
     "acall_in_transaction",
     "call_in_transaction",
+    "check_transactional",
     "current_transaction",
+    "takes_parameter",
 ]
 
 logger = logging.getLogger("oncekey")
@@ -288,12 +291,11 @@ class _Block:
         self._entered = entered
         self._tx = tx = Tx(entered.hand.target, claim)
         keys = _open_keys.get() | {job.key.digest}
-        variables: tuple[tuple[ContextVar[Any], Any], ...] = (
-            (CURRENT, claim),
-            (_current, tx),
-            (_open_keys, keys),
-        )
-        self._tokens = [(variable, variable.set(value)) for variable, value in variables]
+        self._tokens = [
+            (CURRENT, CURRENT.set(claim)),
+            (_current, _current.set(tx)),
+            (_open_keys, _open_keys.set(keys)),
+        ]
         return tx
 
     def _left(self) -> None:
@@ -356,6 +358,11 @@ class AsyncTransaction(_Block):
             return  # thrown away with its loop: nothing can be awaited, the server rolls back
         # The outcome is decided whatever happens to this task meanwhile.
         await _uncancelled(arun(self._exit_flow(exc), self._store))
+
+
+def takes_parameter(handler: Callable[..., Any], name: str) -> bool:
+    """Whether ``handler`` has a parameter of that name."""
+    return name in inspect.signature(handler).parameters
 
 
 def check_transactional(store: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from oncekey._version import __version__
-from oncekey.cli import conformance
+from oncekey.cli import conformance, migrate
 from oncekey.errors import OncekeyError
 
 __all__ = ["main"]
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"oncekey {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     conformance.add_to(commands)
+    migrate.add_to(commands)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

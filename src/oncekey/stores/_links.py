@@ -333,7 +333,7 @@ class DjangoLink:
     def _push(self) -> None:
         from django.db import transaction
 
-        block = transaction.atomic(using=self.target.alias)
+        block: Any = transaction.atomic(using=self.target.alias)
         block.__enter__()
         self._stack.append(block)
 
