@@ -41,6 +41,7 @@ logger = logging.getLogger("oncekey")
 MIN_TTL_SECONDS = 86_400
 MAX_TTL_SECONDS = 604_800
 DEFAULT_PROCESSING_TTL_SECONDS = 300
+MAX_ANSWER_BYTES = 1_048_576
 _SCOPES_KEPT = 10_000
 
 WebhookClaimStatus = Literal["claimed", "handled", "in_progress", "conflict"]
@@ -172,7 +173,7 @@ class _Dedup:
     ) -> Job:
         """A delivery as the engine knows it; its record is the one that ``claim`` uses."""
         mark = check_text(payload_hash, "payload_hash").encode()
-        plan = Plan(self._terms, wait_seconds, None, 0, False)
+        plan = Plan(self._terms, wait_seconds, None, MAX_ANSWER_BYTES, False)
         return Job(self._key(sender_id, idempotency_key), mark, plan, Codec(), "webhook")
 
     def _fenced(self, key: Key, payload_hash: str, found: Record | None) -> bool:
