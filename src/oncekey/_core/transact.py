@@ -136,6 +136,7 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
     begun = monotonic()
     look = FIRST_LOOK
     waited = False
+    failures = 0
     while True:
         reply = _BUSY
         joined = False
@@ -146,15 +147,22 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
         if known is not None:
             reply = known
         elif _in_hand.take(store, digest):
+            hand = store.hand(on)
             try:
-                entered = yield from _attempt(store, on, job, begun)
-            except BaseException:
+                entered = yield from _attempt(hand, job, begun)
+            except BaseException as error:
                 _in_hand.give(store, digest)
-                raise
-            if entered.claim is not None:
-                return entered
-            _in_hand.give(store, digest)
-            reply, joined = entered.reply, entered.hand.joined
+                # Nothing has been done yet: what a serialization failure or a lost connection
+                # undid can be begun anew, unless the transaction is the caller's own.
+                again = isinstance(error, StoreError) and error.retryable and not hand.joined
+                if not again or failures >= 2:
+                    raise
+                failures += 1
+            else:
+                if entered.claim is not None:
+                    return entered
+                _in_hand.give(store, digest)
+                reply, joined = entered.reply, hand.joined
         left = begun + plan.wait - monotonic()
         if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
             break
@@ -180,9 +188,8 @@ def _tell(kind: EventKind, job: Job, spent: float, fence: int, attempts: int) ->
         emit(kind, job.key, job.operation, duration=spent, fence=fence, attempts=attempts)
 
 
-def _attempt(store: Any, on: Any, job: Job, begun: float) -> Flow[_Entered]:
+def _attempt(hand: Any, job: Job, begun: float) -> Flow[_Entered]:
     """One try on one connection. Without a win the connection is given back as it was."""
-    hand = store.hand(on)
     owner = new_owner()
     terms = job.plan.terms
     yield Op("open", (), hand)
