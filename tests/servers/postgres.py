@@ -186,7 +186,8 @@ class Postgres:
 def stopped_clock(seconds: float) -> str:
     """What makes a server's clock stand still at ``seconds`` since 1970."""
     at = dt.datetime.fromtimestamp(round(seconds * 1_000_000) // 1_000_000, dt.UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S}.{round(seconds * 1_000_000) % 1_000_000:06d}"
+    # In the middle of a microsecond, where no rounding can reach its edges.
+    return f"{at:%Y-%m-%d %H:%M:%S}.{round(seconds * 1_000_000) % 1_000_000:06d}500"
 
 
 class ClockedPgStore(PgStore, ClockInjectable):

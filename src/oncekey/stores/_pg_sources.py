@@ -116,6 +116,8 @@ def _stale(connection: Any) -> bool:
     """Whether the server has hung up while nobody was looking: something came in unasked."""
     if connection.closed:
         return True
+    if not hasattr(select, "poll"):  # Windows: the first call after a restart fails instead
+        return False
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN | select.POLLHUP)
     return bool(poll.poll(0))

@@ -348,21 +348,29 @@ class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         await database.waiters.wait_async(digest, seconds, lambda: database.settled(digest))
 
     def hand(self, on: Any) -> AsyncSqlHand:
-        """See ``AsyncTransactional``. There is no asynchronous connection of the store's own."""
+        """See ``AsyncTransactional``. Connections of the store's own need aiosqlite."""
 
         async def take() -> AsyncLink:
-            if on is None:
-                raise TransactionRefusedError(
-                    "an asynchronous SQLite transaction needs a connection of yours: pass on= an "
-                    "aiosqlite Connection, or a SQLAlchemy AsyncSession or AsyncEngine on "
-                    "sqlite+aiosqlite"
-                )
-            return await async_link(on)
+            return await (async_link(on) if on is not None else self._own_link())
 
         async def book() -> SQLiteBook:
             return SQLiteBook(self._database, self._clock)
 
         return AsyncSqlHand(take, book)
+
+    async def _own_link(self) -> AsyncLink:
+        try:
+            import aiosqlite
+        except ImportError:
+            raise TransactionRefusedError(
+                "an asynchronous SQLite transaction needs aiosqlite, or a connection of yours: "
+                "run pip install 'oncekey[sqlite]', or pass on="
+            ) from None
+        connection: Any = await aiosqlite.connect(
+            self._database.path, timeout=self._database.busy_timeout, isolation_level=None
+        )
+        await connection.execute(f"PRAGMA synchronous={self._database.durability.upper()}")
+        return await async_link(connection, type(connection).close)
 
     async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """See ``AsyncTransactional``."""
