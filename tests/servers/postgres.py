@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, from the binaries of a wheel, that tests may crash and mistime."""
+"""A PostgreSQL server of our own, from the binaries of a wheel, to be crashed and mistimed."""
 
 from __future__ import annotations
 
