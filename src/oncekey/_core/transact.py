@@ -262,7 +262,12 @@ def _fail(
     assert claim is not None  # noqa: S101 - for the type checker
     answer = None
     if error_answer is not None and isinstance(error, Exception):
-        answer = error_answer(error)
+        try:
+            answer = error_answer(error)
+        except BaseException:
+            yield from _roll_back(hand)
+            yield from _over(store, job, EventKind.RELEASED, claim)
+            raise
     if answer is not None:
         try:
             yield Op("undo", (), hand)
