@@ -19,6 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oncekey import PgStore
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECRET = "s3cret"
 COPIES = 8
@@ -108,6 +110,76 @@ def test_flask_frees_an_event_whose_handler_failed(database: str) -> None:
         db.execute("ALTER TABLE away RENAME TO payments")
     assert client.post("/webhook", data=body, headers=headers).text == "paid"
     assert payments(database) == [("evt_1", 5)]
+
+
+# Flask on PostgreSQL
+
+
+@pytest.fixture
+def shop(postgres: Any) -> str:
+    """A database with oncekey's tables and the example's."""
+    import psycopg
+
+    url: str = postgres.database()
+    with PgStore(url) as store:
+        store.create_schema()
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE payments (event text, cents int)")
+    return url
+
+
+def paid(url: str) -> list[Any]:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT event, cents FROM payments").fetchall()
+
+
+def test_postgres_receiver_gives_concurrent_copies_one_effect(shop: str) -> None:
+    """Copies at the same time, retried until they get a 200, make one payment."""
+    app = load("exactly_once_flask_postgres").create_app(shop, SECRET)
+    body, headers = signed({"id": "evt_1", "cents": 500})
+    start = threading.Barrier(COPIES)
+    texts: list[str] = []
+
+    def deliver() -> None:
+        client = app.test_client()
+        start.wait()
+        for _ in range(100):
+            response = client.post("/webhook", data=body, headers=headers)
+            if response.status_code == 200:
+                texts.append(response.text)
+                return
+            assert response.status_code == 503
+            assert int(response.headers["Retry-After"]) >= 1
+
+    threads = [threading.Thread(target=deliver) for _ in range(COPIES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    app.extensions["oncekey"].close()
+    assert sorted(texts) == ["duplicate"] * (COPIES - 1) + ["paid"]
+    assert paid(shop) == [("evt_1", 500)]
+
+
+def test_postgres_receiver_answers_what_it_should(shop: str) -> None:
+    """Refused deliveries pay nothing, a failed one is rolled back, and the next copy is handled."""
+    app = load("exactly_once_flask_postgres").create_app(shop, SECRET)
+    client = app.test_client()
+
+    def post(event: object, **changes: str) -> int:
+        body, headers = signed(event)
+        return client.post("/webhook", data=body, headers={**headers, **changes}).status_code
+
+    assert post({"id": "evt_1", "cents": 5}, **{"X-Signature": "0" * 64}) == 401
+    assert post({"cents": 5}) == 400
+    assert post({"id": "evt_1", "cents": "nothing"}) == 500
+    assert post({"id": "evt_1", "cents": 5}) == 200
+    assert post({"id": "evt_1", "cents": 6}) == 409
+    app.extensions["oncekey"].close()
+    assert post({"id": "evt_2", "cents": 5}) == 503
+    assert paid(shop) == [("evt_1", 5)]
 
 
 # FastAPI

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import hashlib
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -14,18 +15,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import alembic.command
+import alembic.config
 import httpx
 import pytest
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
+from tests.servers.fixtures_pg import Databases
 
 import oncekey
 from oncekey import (
     IdempotencyConflictError,
+    IdempotencyInFlightError,
     IdempotencyStore,
+    Once,
+    PgStore,
+    Store,
+    StoreConfigError,
     SyncWebhookDedupStore,
     ToolContext,
     WebhookDedupStore,
+    ulid,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +45,19 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(
     r"[Ss]ave this\s+as `(\w+)\.py`.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
+ALEMBIC_ENV = """
+import os
+import sqlalchemy
+from alembic import context
+
+url = os.environ["DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://")
+engine = sqlalchemy.create_engine(url)
+with engine.connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()
+"""
 MAKE_TARGET = re.compile(r"\bmake ([a-z][\w.%-]*)")
 
 
@@ -67,8 +90,8 @@ def save_files(page: Path, folder: Path) -> list[str]:
     return [name for name, _ in saved]
 
 
-def run_page(page: Path) -> dict[str, Any]:
-    """Run the Python blocks of ``page``; gives the names that they defined."""
+def run_page(page: Path) -> None:
+    """Run the Python blocks of ``page``, and close the sync stores that they left open."""
     sybil = Sybil([PythonCodeBlockParser(), SkipParser()])
     document = sybil.parse(page)
     document.namespace["__name__"] = "snippet"  # else that of builtins
@@ -76,12 +99,31 @@ def run_page(page: Path) -> dict[str, Any]:
     assert len(examples) >= len(FENCE.findall(page.read_text("utf-8")))
     for example in examples:
         example.evaluate()
-    return document.namespace
+    for value in document.namespace.values():
+        if isinstance(value, Store):
+            value.close()
+
+
+def give_servers(
+    text: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set the variables that ``text`` names to a fresh database and an empty Redis."""
+    if "DATABASE_URL" in text:
+        monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres").database())
+    if "REDIS_URL" in text:
+        monkeypatch.setenv("REDIS_URL", request.getfixturevalue("redis_url"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs(page: Path, folder: Path) -> None:
+def test_page_runs(
+    page: Path,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The Python blocks of a page run from top to bottom, and again in the same folder."""
+    blocks = "".join(BLOCK.findall(page.read_text("utf-8")))
+    give_servers(blocks, request, monkeypatch)
     save_files(page, folder)
     for _ in range(2):
         run_page(page)
@@ -114,7 +156,7 @@ def readme_block(word: str) -> dict[str, Any]:
 
 def test_every_readme_block_is_tested() -> None:
     """The tests below run each Python block of the README in a namespace of its own."""
-    words = ("Once(", "Flask(", "FastAPI(", "IdempotencyStore(")
+    words = ("Once(", "PgStore(", "Flask(", "FastAPI(", "IdempotencyStore(")
     assert [sum(word in block for word in words) for block in README_BLOCKS] == [1] * len(words)
 
 
@@ -122,6 +164,23 @@ def test_readme_function_replays(folder: Path) -> None:
     """The guarded function keeps one answer for a key, also in a second run."""
     for _ in range(2):
         assert readme_block("Once(")["charge"]("o-1", 500) == {"order": "o-1", "charged": 500}
+
+
+def test_readme_payment_is_made_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call gets the answer of the first, one row is there, and a change is refused."""
+    import psycopg
+
+    give_servers("DATABASE_URL", request, monkeypatch)
+    page = readme_block("PgStore(")
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        connection.execute("CREATE TABLE payments (event text, cents int)")
+        assert [page["pay"]("evt_1", 500) for _ in range(2)] == [{"paid": 500}] * 2
+        with pytest.raises(IdempotencyConflictError):
+            page["pay"]("evt_1", 900)
+        assert connection.execute("SELECT * FROM payments").fetchall() == [("evt_1", 500)]
+    page["store"].close()
 
 
 def test_readme_flask_receiver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +233,82 @@ async def test_readme_handler_is_guarded_for_a_caller(folder: Path) -> None:
     with pytest.warns(UserWarning, match="caller_identity"):
         assert await seller.create_media_buy(changed) == {"media_buy_id": "mb-1"}
     await page["idempotency"].backend.aclose()
+
+
+# What the pages show in other languages than Python
+
+
+def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
+    """The rights that the page grants are all that a role needs, and each line is needed."""
+    import psycopg
+
+    page = (ROOT / "docs" / "howto" / "use-postgresql.md").read_text("utf-8")
+    (grants,) = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    role = f"app_{os.getpid()}"
+    grants = grants.replace(" app;", f" {role};").strip().splitlines()
+
+    def use() -> None:
+        with PgStore(url.replace("postgres@", f"{role}@")) as store:
+            once = Once(store)
+            with once.transaction(ulid()) as tx, once.guard(ulid()) as claim:
+                claim.answer = tx.answer = "done"
+            store.sweep()
+            held = once.guard("held")
+            held.__enter__()
+            with pytest.raises(IdempotencyInFlightError):
+                once.guard("held", wait=0.05).__enter__()  # long enough to ask to be told
+            held.__exit__(None, None, None)
+            store.clear()
+
+    url = own_postgres.database()
+    with PgStore(url) as store:
+        store.create_schema()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute("REVOKE ALL ON SCHEMA public FROM public")
+        for missing in grants:
+            for grant in grants:
+                if grant != missing:
+                    connection.execute(grant)
+            with pytest.raises(StoreConfigError):
+                use()
+            connection.execute(missing)
+            use()
+            connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
+
+
+def test_alembic_recipe_makes_the_schema(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The revision on the page, beside what ``oncekey migrate --sql`` prints, makes the tables."""
+    give_servers("DATABASE_URL", request, monkeypatch)
+    page = (ROOT / "docs" / "howto" / "use-postgresql.md").read_text("utf-8")
+    (recipe,) = [block for block in BLOCK.findall(page) if "alembic" in block]
+    versions = tmp_path / "versions"
+    versions.mkdir()
+    (versions / "recipe.py").write_text(recipe, "utf-8")
+    command = [sys.executable, "-m", "oncekey", "migrate", "--sql"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (versions / "oncekey_001.sql").write_text(printed, "utf-8")
+    (tmp_path / "env.py").write_text(ALEMBIC_ENV, "utf-8")
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(tmp_path))
+    alembic.command.upgrade(config, "head")
+    with PgStore(os.environ["DATABASE_URL"]) as store:
+        assert store.create_schema() == []  # nothing was left to do
+        with Once(store).guard("k") as claim:
+            claim.answer = "done"
+    alembic.command.downgrade(config, "base")
+    with PgStore(os.environ["DATABASE_URL"]) as store:
+        assert store.create_schema() != []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """The tests, examples and sources that a page names are there."""
+    named = re.findall(r"`((?:tests|examples|src)/[\w./-]+\.(?:py|sql))`", page.read_text("utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("name", list(modules()))

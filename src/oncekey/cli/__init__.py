@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,4 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OncekeyError as error:
         print(f"oncekey: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # somebody read as much as they wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code

@@ -36,13 +36,10 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Migrate, check, or print."""
-    from oncekey.stores._pg_schema import MIGRATIONS, script
+    from oncekey.stores._pg_schema import printed
 
     if arguments.sql:
-        for one in MIGRATIONS:
-            if arguments.step in (None, one.step):
-                print(f"-- {one.version:03d} {one.name} ({one.step})")
-                print(script(one, arguments.partitions, arguments.row_security))
+        print(printed(arguments.step, arguments.partitions, arguments.row_security), end="")
         return 0
     if not arguments.url:
         raise StoreConfigError("give the URL of a database, or --sql to print the statements")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -52,6 +53,8 @@ async def async_link(on: Any, close: Close | None = None) -> AsyncLink:
         return AsyncPsycopgLink(await on.getconn(), on.putconn)
     if kind == "aiosqlite":
         return AiosqliteLink(on, close)
+    if type(on).__name__ == "async_scoped_session":
+        on = on()
     if kind == "sqlalchemy":
         if hasattr(on, "sync_engine") and not hasattr(on, "run_sync"):
             connection = on.connect()
@@ -255,10 +258,9 @@ class AiosqliteLink(_Borrowed):
 
     async def begin(self) -> None:
         self.joined = self.target.in_transaction
-        if self.joined:
-            await self.savepoint()
-        else:
+        if not self.joined:
             await self.target.execute("BEGIN IMMEDIATE")
+        await self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     async def execute(self, sql: str, args: list[Any]) -> list[Any]:
         return list(await self.target.execute_fetchall(sql, args))
@@ -274,9 +276,12 @@ class AiosqliteLink(_Borrowed):
 
     async def commit(self) -> None:
         try:
-            if not self.target.in_transaction:
-                raise ended_refused("connection")
-            await self.target.execute("RELEASE oncekey_1" if self.joined else "COMMIT")
+            try:
+                await self.target.execute("RELEASE oncekey_1")
+            except sqlite3.OperationalError as error:
+                raise ended_refused("connection") from error
+            if not self.joined:
+                await self.target.execute("COMMIT")
         finally:
             await self._give_back()
 

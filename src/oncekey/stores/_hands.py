@@ -17,7 +17,7 @@ from oncekey.policy import Policy
 from oncekey.stores._async_links import AsyncLink
 from oncekey.stores._links import Link
 
-__all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions"]
+__all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions", "driver_error"]
 
 Steps = Generator[tuple[str, list[Any]], list[Any], Any]
 
@@ -44,7 +44,7 @@ def _checked(link: Any, book: Book) -> None:
         )
 
 
-def _driver_error(error: BaseException) -> BaseException:
+def driver_error(error: BaseException) -> BaseException:
     """What the driver raised, out of what SQLAlchemy or Django made of it."""
     inner = getattr(error, "orig", None)
     if inner is not None:
@@ -82,7 +82,7 @@ class SqlHand(Hand):
         except OncekeyError:
             raise
         except Exception as error:
-            raise self._book.named(_driver_error(error)) from error
+            raise self._book.named(driver_error(error)) from error
 
     def _drive(self, steps: Steps) -> Any:
         try:
@@ -144,7 +144,7 @@ class AsyncSqlHand(AsyncHand):
         except OncekeyError:
             raise
         except Exception as error:
-            raise self._book.named(_driver_error(error)) from error
+            raise self._book.named(driver_error(error)) from error
 
     async def _drive(self, steps: Steps) -> Any:
         try:

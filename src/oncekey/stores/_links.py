@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sqlite3
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -62,6 +63,10 @@ def sync_link(on: Any, close: Callable[[Any], None] | None = None) -> Link:
         return SQLiteLink(on, close)
     if kind == "django":
         return DjangoLink(on)
+    if kind in ("asyncpg", "aiosqlite"):
+        raise _wrong_world(on, "async")
+    if type(on).__name__ == "scoped_session":
+        on = on()
     if kind == "sqlalchemy":
         if hasattr(on, "sync_session") or hasattr(on, "sync_engine") or _makes_async(on):
             raise _wrong_world(on, "async")
@@ -196,10 +201,9 @@ class SQLiteLink:
 
     def begin(self) -> None:
         self.joined = self.target.in_transaction
-        if self.joined:
-            self.savepoint()
-        else:
+        if not self.joined:
             self.target.execute("BEGIN IMMEDIATE")
+        self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     def execute(self, sql: str, args: list[Any]) -> list[Any]:
         rows: list[Any] = self.target.execute(sql, args).fetchall()
@@ -216,11 +220,11 @@ class SQLiteLink:
 
     def commit(self) -> None:
         try:
-            if not self.target.in_transaction:
-                raise ended_refused("connection")
-            if self.joined:
+            try:
                 self.target.execute("RELEASE oncekey_1")
-            else:
+            except sqlite3.OperationalError as error:
+                raise ended_refused("connection") from error
+            if not self.joined:
                 self.target.execute("COMMIT")
         finally:
             self._give_back()

@@ -30,9 +30,10 @@ def named(error: BaseException) -> StoreError:
         )
     if state == "42501":
         return StoreConfigError(
-            "this role may not use the tables of oncekey: GRANT SELECT, INSERT, UPDATE, DELETE ON "
-            "oncekey_records, oncekey_waiters, oncekey_sweep, and SELECT ON oncekey_schema. With "
-            "row-level security the store's tenant must be the name of the role"
+            "this role may not use the tables of oncekey: GRANT USAGE ON their schema; GRANT "
+            "SELECT, INSERT, UPDATE, DELETE ON oncekey_records, oncekey_waiters; GRANT SELECT, "
+            "UPDATE ON oncekey_state; GRANT SELECT ON oncekey_schema. With row-level security the "
+            "store's tenant must be the name of the role"
         )
     if state == "25006":
         return StoreReadOnlyError(

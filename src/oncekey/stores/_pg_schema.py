@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.errors import StoreConfigError
 from oncekey.stores._pg_calls import SQL, Statement
 
-__all__ = ["MIGRATIONS", "Migration", "check", "migrate", "script"]
+__all__ = ["MIGRATIONS", "Migration", "check", "migrate", "printed", "script"]
 
 COLUMNS: Final = {
     "fence": "bigint",
@@ -80,6 +80,20 @@ def script(migration: Migration, partitions: int = 0, row_security: bool = False
     return sql
 
 
+def printed(step: str | None = None, partitions: int = 0, row_security: bool = False) -> str:
+    """Everything that ``migrate`` would do to an empty database, to be run by other means."""
+    parts = [SQL["create_versions"] + ";\n"]
+    for one in MIGRATIONS:
+        if step in (None, one.step):
+            parts.append(f"-- {one.version:03d} {one.name} ({one.step})\n")
+            parts.append(script(one, partitions, row_security).rstrip() + "\n")
+            parts.append(
+                "INSERT INTO oncekey_schema (version, step) "
+                f"VALUES ({one.version}, '{one.step}');\n"
+            )
+    return "\n".join(parts)
+
+
 def statements(sql: str) -> list[str]:
     """The statements of a script, without its comments."""
     lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
@@ -95,7 +109,7 @@ def migrate(
     row_security: bool = False,
     migrations: Sequence[Migration] | None = None,
 ) -> Steps:
-    """Bring the schema up to date; one transaction, and one at a time. Gives what was done.
+    """Bring the schema up to date, inside a transaction, one at a time. Gives what was done.
 
     Args:
         step: ``pre``, ``post`` or both.
@@ -106,25 +120,19 @@ def migrate(
     if step not in (None, "pre", "post"):
         raise StoreConfigError(f"step must be 'pre', 'post' or left out, got {step!r}")
     done = []
-    yield Statement("BEGIN", [])
-    try:
-        yield Statement(SQL["lock_versions"], [])
-        yield Statement(SQL["create_versions"], [])
-        rows = yield Statement(SQL["versions"], [])
-        have = {(int(row[0]), str(row[1])) for row in rows}
-        for migration in MIGRATIONS if migrations is None else migrations:
-            if (migration.version, migration.step) in have:
-                continue
-            if step is not None and migration.step != step:
-                continue
-            for sql in statements(script(migration, partitions, row_security)):
-                yield Statement(sql, [])
-            yield Statement(SQL["add_version"], [migration.version, migration.step])
-            done.append(migration)
-    except BaseException:
-        yield Statement("ROLLBACK", [])
-        raise
-    yield Statement("COMMIT", [])
+    yield Statement(SQL["lock_versions"], [])
+    yield Statement(SQL["create_versions"], [])
+    rows = yield Statement(SQL["versions"], [])
+    have = {(int(row[0]), str(row[1])) for row in rows}
+    for migration in MIGRATIONS if migrations is None else migrations:
+        if (migration.version, migration.step) in have:
+            continue
+        if step is not None and migration.step != step:
+            continue
+        for sql in statements(script(migration, partitions, row_security)):
+            yield Statement(sql, [])
+        yield Statement(SQL["add_version"], [migration.version, migration.step])
+        done.append(migration)
     return done
 
 

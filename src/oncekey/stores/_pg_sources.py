@@ -169,10 +169,13 @@ class PsycopgSource(Forking):
             raise StoreClosedError("this store is closed: connect again")
         if old is not None:
             old.close()
+        connection = self._open[lane] = self._new()
+        return connection
+
+    def _new(self) -> Any:
         connection = self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
         if not self._prepare:
             connection.prepare_threshold = None
-        self._open[lane] = connection
         return connection
 
     def borrow(self) -> Any:
@@ -184,7 +187,7 @@ class PsycopgSource(Forking):
             if not _stale(connection):
                 return connection
             connection.close()
-        return self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        return self._new()
 
     def give_back(self, connection: Any) -> None:
         """Take a borrowed connection back; one that is not idle is closed."""
@@ -336,11 +339,7 @@ class AsyncPsycopgSource(_PerLoop):
             if connection is None or _stale(connection):
                 if connection is not None:
                     await connection.close()
-                connection = lanes[lane] = await self._connect(
-                    self._dsn, autocommit=True, **_timeout(self._dsn)
-                )
-                if not self._prepare:
-                    connection.prepare_threshold = None
+                connection = lanes[lane] = await self._new()
             return await _arun(connection, sql, args, self._prepare)
         except Exception as error:
             raise named(error) from error
@@ -353,7 +352,13 @@ class AsyncPsycopgSource(_PerLoop):
             if not _stale(connection):
                 return connection
             await connection.close()
-        return await self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        return await self._new()
+
+    async def _new(self) -> Any:
+        connection = await self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        if not self._prepare:
+            connection.prepare_threshold = None
+        return connection
 
     async def give_back(self, connection: Any) -> None:
         """Take a borrowed connection back; one that is not idle is closed."""

@@ -302,17 +302,27 @@ class Database(Forking):
                     raise
                 except Exception as error:  # noqa: BLE001 - its own; it wrote nothing yet
                     job.error = error
-            self._writes += len(jobs)
-            if self._writes >= SWEEP_EVERY:
-                self._writes = 0
-                # Views of this file may run on other clocks: the one furthest behind decides.
-                cutoff = int(min(clock() for clock in self.clocks) * 1000) - GRACE_MS
-                _, self._sweep_from = self.sweep_step(on, cutoff, self._sweep_from)
+            if self.count_writes(len(jobs)):
+                self.sweep_some(on)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+    def count_writes(self, number: int) -> bool:
+        """Take note of changes. True: it is time to sweep a little."""
+        self._writes += number
+        if self._writes < SWEEP_EVERY:
+            return False
+        self._writes = 0
+        return True
+
+    def sweep_some(self, on: Executor) -> None:
+        """Pass over the next few rows, wherever the last step ended."""
+        # Views of this file may run on other clocks: the one furthest behind decides.
+        cutoff = int(min(clock() for clock in self.clocks) * 1000) - GRACE_MS
+        _, self._sweep_from = self.sweep_step(on, cutoff, self._sweep_from)
 
     @staticmethod
     def _fail(jobs: Sequence[Job], error: StoreError, cause: BaseException | None) -> None:

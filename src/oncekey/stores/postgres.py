@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
-from oncekey.errors import StoreConfigError, StoreError, TransactionRefusedError
+from oncekey.errors import OncekeyError, StoreConfigError, StoreError, TransactionRefusedError
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Record, State, Terms, check_text
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict, check_text
 from oncekey.stores._answers import Answers
 from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
-from oncekey.stores._hands import AsyncSqlHand, AsyncTransactions, SqlHand, Transactions
+from oncekey.stores._hands import (
+    AsyncSqlHand,
+    AsyncTransactions,
+    SqlHand,
+    Transactions,
+    driver_error,
+)
 from oncekey.stores._links import Link, ended_refused, sync_link
 from oncekey.stores._pg_calls import (
     CLAIM_IN,
@@ -105,6 +112,39 @@ class _Face:
         if removed:
             emit(EventKind.SWEPT, operation="sweep", count=removed)
         return int(removed), int(next_page or 0)
+
+
+Steps = Generator[Statement, Any, Any]
+
+
+def _drive(steps: Steps, execute: Callable[[str, list[Any]], Any]) -> Any:
+    """Run the statements that ``steps`` asks for, one after the other."""
+    try:
+        statement = next(steps)
+        while True:
+            try:
+                rows = execute(*statement)
+            except StoreError as error:
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(rows)
+    except StopIteration as stop:
+        return stop.value
+
+
+async def _adrive(steps: Steps, execute: Callable[[str, list[Any]], Awaitable[Any]]) -> Any:
+    """The asynchronous form of ``_drive``."""
+    try:
+        statement = next(steps)
+        while True:
+            try:
+                rows = await execute(*statement)
+            except StoreError as error:
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(rows)
+    except StopIteration as stop:
+        return stop.value
 
 
 class _PgBook:
@@ -213,18 +253,8 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
             return
         self._drive(lane, run_jobs(self.tenant, jobs))
 
-    def _drive(self, lane: str, steps: Generator[Statement, Any, Any]) -> Any:
-        try:
-            statement = next(steps)
-            while True:
-                try:
-                    rows = self._source.fetch(lane, *statement)
-                except StoreError as error:
-                    statement = steps.throw(error)
-                else:
-                    statement = steps.send(rows)
-        except StopIteration as stop:
-            return stop.value
+    def _drive(self, lane: str, steps: Steps) -> Any:
+        return _drive(steps, functools.partial(self._source.fetch, lane))
 
     def _check(self) -> None:
         self._store_id = self._drive("other", check(self.tenant))
@@ -247,7 +277,17 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
             partitions: Make ``oncekey_records`` with so many hash partitions.
             row_security: Let each role see only rows whose tenant is its name.
         """
-        done = self._drive("other", migrate(step, partitions, row_security))
+        link = self._own_link()  # all of it on one connection, whatever the pool
+        try:
+            link.begin()
+            steps = migrate(step, partitions, row_security)
+            done = _drive(steps, link.execute)
+            link.commit()
+        except BaseException as error:
+            link.rollback()
+            if not isinstance(error, Exception) or isinstance(error, OncekeyError):
+                raise
+            raise named(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -255,7 +295,8 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. One statement; a replay writes nothing."""
         reply: ClaimReply = self._claims.submit("claim", (key, owner, fingerprint, terms))
-        self._maybe_sweep()
+        if reply.verdict is Verdict.WON:
+            self._maybe_sweep()
         return reply
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
@@ -338,6 +379,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     def settled_here(self, key: Key) -> None:
         """See ``Transactional``."""
         self._heard(key.digest)
+        self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:
         if self._time_to_sweep():
@@ -437,18 +479,8 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
             await self._check()
         await self._drive(lane, run_jobs(self.tenant, jobs))
 
-    async def _drive(self, lane: str, steps: Generator[Statement, Any, Any]) -> Any:
-        try:
-            statement = next(steps)
-            while True:
-                try:
-                    rows = await self._source.fetch(lane, *statement)
-                except StoreError as error:
-                    statement = steps.throw(error)
-                else:
-                    statement = steps.send(rows)
-        except StopIteration as stop:
-            return stop.value
+    async def _drive(self, lane: str, steps: Steps) -> Any:
+        return await _adrive(steps, functools.partial(self._source.fetch, lane))
 
     async def _check(self) -> None:
         self._store_id = await self._drive("other", check(self.tenant))
@@ -464,7 +496,17 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
     ) -> list[str]:
         """Make or bring up to date the tables. See ``PgStore.create_schema``."""
-        done = await self._drive("other", migrate(step, partitions, row_security))
+        link = await self._own_link()  # all of it on one connection, whatever the pool
+        try:
+            await link.begin()
+            steps = migrate(step, partitions, row_security)
+            done = await _adrive(steps, link.execute)
+            await link.commit()
+        except BaseException as error:
+            await link.rollback()
+            if not isinstance(error, Exception) or isinstance(error, OncekeyError):
+                raise
+            raise named(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -473,7 +515,8 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         """See ``AsyncStore``. One statement; a replay writes nothing."""
         args = (key, owner, fingerprint, terms)
         reply: ClaimReply = await self._lanes().claims.submit("claim", args)
-        self._maybe_sweep()
+        if reply.verdict is Verdict.WON:
+            self._maybe_sweep()
         return reply
 
     async def complete(
@@ -560,6 +603,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     def settled_here(self, key: Key) -> None:
         """See ``AsyncTransactional``."""
         self._heard(key.digest)
+        self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:
         if self._time_to_sweep():
@@ -647,7 +691,7 @@ def _options(url: str, options: dict[str, Any]) -> str:
             options.setdefault(name, False if value == "false" else value)
         else:
             rest.append((name, value))
-    return urlunsplit(parts._replace(query=urlencode(rest)))
+    return urlunsplit(parts._replace(query=urlencode(rest, quote_via=quote)))
 
 
 def open_sync(url: str, options: dict[str, Any]) -> PgStore:

@@ -1,0 +1,16 @@
+"""Servers for the pages and examples that name one."""
+
+from __future__ import annotations
+
+from tests.servers.fixtures_pg import _given, _own, own_postgres, postgres
+from tests.servers.redis import _plain_server, redis_server, redis_url
+
+__all__ = [
+    "_given",
+    "_own",
+    "_plain_server",
+    "own_postgres",
+    "postgres",
+    "redis_server",
+    "redis_url",
+]
