@@ -96,7 +96,7 @@ def _engine(given: Any) -> Any:
         bind = getattr(session, "bind", None)
         if bind is None and hasattr(session, "get_bind"):
             bind = session.get_bind()
-        return getattr(bind, "engine", bind)
+        return bind if hasattr(bind, "sync_engine") else getattr(bind, "engine", bind)
     return None
 
 
@@ -257,7 +257,13 @@ class EngineSource:
     def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
             with self._engine.connect() as connection:
-                return _run(connection.connection.driver_connection, sql, args, self._prepare)
+                driver = connection.connection.driver_connection
+                try:
+                    return _run(driver, sql, args, self._prepare)
+                except Exception:
+                    if driver.closed:
+                        connection.invalidate()  # the pool does not see what goes past it
+                    raise
         except Exception as error:
             raise named(getattr(error, "orig", None) or error) from error
 
@@ -283,6 +289,15 @@ async def _arun(connection: Any, sql: str, args: list[Any], prepare: bool) -> Ro
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(sql, args, prepare=prepare, binary=True)
         return await cursor.fetchall() if cursor.description else []
+
+
+class _AsyncLane:
+    """One connection of one loop: a statement at a time, and what is prepared on it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.connection: Any = None
+        self.prepared: dict[str, Any] = {}
 
 
 class _PerLoop:
@@ -333,14 +348,14 @@ class AsyncPsycopgSource(_PerLoop):
         self._prepare = prepare
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        lanes = self._lanes()
+        link = self._lanes().setdefault(lane, _AsyncLane())
         try:
-            connection = lanes.get(lane)
-            if connection is None or _stale(connection):
-                if connection is not None:
-                    await connection.close()
-                connection = lanes[lane] = await self._new()
-            return await _arun(connection, sql, args, self._prepare)
+            async with link.lock:
+                if link.connection is None or _stale(link.connection):
+                    if link.connection is not None:
+                        await link.connection.close()
+                    link.connection = await self._new()
+                return await _arun(link.connection, sql, args, self._prepare)
         except Exception as error:
             raise named(error) from error
 
@@ -370,8 +385,9 @@ class AsyncPsycopgSource(_PerLoop):
 
     async def aclose(self) -> None:
         lanes, spare = self._shut()
-        for connection in [*lanes.values(), *spare]:
-            await connection.close()
+        for connection in [*(lane.connection for lane in lanes.values()), *spare]:
+            if connection is not None:
+                await connection.close()
 
 
 class AsyncPoolSource:
@@ -403,15 +419,6 @@ class AsyncPoolSource:
 # asyncpg
 
 
-class _AsyncpgLink:
-    """One connection, and the statements that are prepared on it."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.connection: Any = None
-        self.prepared: dict[str, Any] = {}
-
-
 class AsyncpgSource(_PerLoop):
     """Connections of our own by asyncpg, one a lane and loop, with prepared statements."""
 
@@ -425,9 +432,9 @@ class AsyncpgSource(_PerLoop):
         self._prepare = prepare
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        link = self._lanes().setdefault(lane, _AsyncpgLink())
+        link = self._lanes().setdefault(lane, _AsyncLane())
         try:
-            async with link.lock:  # asyncpg takes one statement at a time, and says so by an error
+            async with link.lock:
                 if link.connection is None or link.connection.is_closed():
                     options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
                     link.connection = await self._connect(
@@ -508,8 +515,14 @@ class AsyncEngineSource:
     @contextlib.asynccontextmanager
     async def _driver(self) -> AsyncIterator[Any]:
         async with self._engine.connect() as connection:
-            raw = await connection.get_raw_connection()
-            yield raw.driver_connection
+            driver = (await connection.get_raw_connection()).driver_connection
+            try:
+                yield driver
+            except Exception:
+                closed = driver.is_closed() if _kind(driver) == "asyncpg" else driver.closed
+                if closed:
+                    await connection.invalidate()  # the pool does not see what goes past it
+                raise
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 
 __all__ = ["Waiters"]
 
@@ -52,7 +52,9 @@ class Waiters:
         finally:
             self._drop(key, callback)
 
-    async def wait_async(self, key: Hashable, seconds: float, settled: Callable[[], bool]) -> None:
+    async def wait_async(
+        self, key: Hashable, seconds: float, settled: Callable[[], bool | Awaitable[bool]]
+    ) -> None:
         """The same for a task; other tasks go on meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -65,7 +67,10 @@ class Waiters:
 
         self._add(key, callback)
         try:
-            if not settled():
+            over = settled()
+            if not isinstance(over, bool):
+                over = await over
+            if not over:
                 await asyncio.wait((future,), timeout=seconds)
         finally:
             self._drop(key, callback)

@@ -357,7 +357,10 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
         self._source.fetch("other", SQL["await_change"], args)
         record = self.read(key)
-        return record is not None and record.state is not State.PENDING
+        if record is None or record.state is State.PENDING:
+            return False
+        self._heard(key.digest)  # also for those who wait because we had asked
+        return True
 
     # Transactions of callers
 
@@ -568,16 +571,23 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     async def wait(self, key: Key, seconds: float) -> None:
         """See ``AsyncStore``. Holds no connection; woken by this process and by others."""
         digest = key.digest
+        await self._waiters.wait_async(digest, seconds, lambda: self._announced(key, seconds))
+
+    async def _announced(self, key: Key, seconds: float) -> bool:
+        """Ask to be told of the outcome; True if it is there already."""
         listener = self._lanes().listener
-        settled = False
-        if listener is not None and seconds >= WORTH_HEARING:
-            listener.want()
-            if self._must_register(digest):
-                args = [self.tenant, digest, REGISTER_SECONDS * 1000]
-                await self._source.fetch("other", SQL["await_change"], args)
-                record = await self.read(key)
-                settled = record is not None and record.state is not State.PENDING
-        await self._waiters.wait_async(digest, seconds, lambda: settled)
+        if listener is None or seconds < WORTH_HEARING:
+            return False
+        listener.want()
+        if not self._must_register(key.digest):
+            return False
+        args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
+        await self._source.fetch("other", SQL["await_change"], args)
+        record = await self.read(key)
+        if record is None or record.state is State.PENDING:
+            return False
+        self._heard(key.digest)  # also for those who wait because we had asked
+        return True
 
     # Transactions of callers
 
