@@ -193,7 +193,13 @@ class Transactional(ABC):
     store took from its own. It is opened, claims the key, is completed or not, and is committed or
     rolled back; in a transaction that was open before, all of that happens in a savepoint, and the
     caller commits.
+
+    Attributes:
+        one_writer: Two transactions at once wait for each other, so that one can't be inside
+            another.
     """
+
+    one_writer: bool = False
 
     @abstractmethod
     def hand(self, on: Any) -> Hand:
@@ -214,6 +220,8 @@ class Transactional(ABC):
 
 class AsyncTransactional(ABC):
     """The asynchronous form of ``Transactional``."""
+
+    one_writer: bool = False
 
     @abstractmethod
     def hand(self, on: Any) -> AsyncHand:
@@ -256,6 +264,10 @@ class Hand(ABC):
         """Record the answer in this transaction."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """Send what the caller's session still holds back. Its errors are the caller's."""
+
+    @abstractmethod
     def mark(self) -> None:
         """Remember this point."""
 
@@ -291,6 +303,10 @@ class AsyncHand(ABC):
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
         """Record the answer in this transaction."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Send what the caller's session still holds back. Its errors are the caller's."""
 
     @abstractmethod
     async def mark(self) -> None:

@@ -18,7 +18,15 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
-from oncekey._core.call import CURRENT, Job, Result, _encode, _uncancelled, refusal
+from oncekey._core.call import (
+    CURRENT,
+    Job,
+    Result,
+    _encode,
+    _uncancelled,
+    in_background,
+    refusal,
+)
 from oncekey._core.drive import Flow, Op, Pause, arun, run
 from oncekey._core.flows import FIRST_LOOK, Claim, new_owner
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
@@ -67,7 +75,8 @@ class Tx:
 
 
 _current: ContextVar[Tx] = ContextVar("oncekey_transaction")
-_open_keys: ContextVar[frozenset[bytes]] = ContextVar("oncekey_open_keys", default=frozenset())
+_Open = frozenset[tuple[int, bytes]]
+_open_keys: ContextVar[_Open] = ContextVar("oncekey_open_keys", default=frozenset())
 
 
 def current_transaction() -> Tx:
@@ -128,10 +137,16 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
     job.codec.check()
     key, plan = job.key, job.plan
     digest, terms, monotonic = key.digest, plan.terms, plan.monotonic
-    if digest in _open_keys.get():
+    opened = _open_keys.get()
+    if (id(store), digest) in opened:
         raise TransactionRefusedError(
             f"{job.operation} opens a transaction for a key that this code has open already: it "
             "would wait for itself. Use one block for the key, or another key for the inner step"
+        )
+    if on is None and store.one_writer and any(where == id(store) for where, _ in opened):
+        raise TransactionRefusedError(
+            f"{job.operation} opens a second transaction on a store with one writer at a time, "
+            "inside the first: it would wait for itself. Pass on=tx.connection to join the first"
         )
     begun = monotonic()
     look = FIRST_LOOK
@@ -158,11 +173,12 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
                 if not again or failures >= 2:
                     raise
                 failures += 1
-            else:
-                if entered.claim is not None:
-                    return entered
-                _in_hand.give(store, digest)
-                reply, joined = entered.reply, hand.joined
+                yield Pause(key, look)
+                continue
+            if entered.claim is not None:
+                return entered
+            _in_hand.give(store, digest)
+            reply, joined = entered.reply, hand.joined
         left = begun + plan.wait - monotonic()
         if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
             break
@@ -224,8 +240,10 @@ def _record(store: Any, job: Job, entered: _Entered, value: Any) -> Flow[Result]
     hand, claim = entered.hand, entered.claim
     assert claim is not None  # noqa: S101 - for the type checker
     if not job.keeps(value):
-        yield Op("rollback", (), hand)
-        yield from _over(store, job, EventKind.RELEASED, claim)
+        try:
+            yield Op("rollback", (), hand)
+        finally:
+            yield from _over(store, job, EventKind.RELEASED, claim)
         return Result(value, False)
     try:
         args = (job.key, claim.owner, claim.fence, _encode(job, value), job.plan.terms)
@@ -284,6 +302,8 @@ def _fail(
 class _Block:
     """What the sync and the async block have in common."""
 
+    _raises = True  # an error reaches the caller also where an answer was made of it
+
     def __init__(self, store: Any, on: Any, job: Job, error_answer: ErrorAnswer | None) -> None:
         self._store = store
         self._on = on
@@ -302,7 +322,7 @@ class _Block:
             raise refusal(entered.reply, job.operation, job.plan.terms)
         self._entered = entered
         self._tx = tx = Tx(entered.hand.target, claim)
-        keys = _open_keys.get() | {job.key.digest}
+        keys = _open_keys.get() | {(id(self._store), job.key.digest)}
         self._tokens = [
             (CURRENT, CURRENT.set(claim)),
             (_current, _current.set(tx)),
@@ -331,6 +351,14 @@ class _Block:
         if entered is None or tx is None:
             return None
         if error is None:
+            try:
+                yield Op("flush", (), entered.hand)
+            except Exception as late:
+                # What an ORM sends only now is the handler's work, and so are its errors.
+                failed = yield from _fail(self._store, self._job, entered, late, self._error_answer)
+                if failed is None or self._raises:
+                    raise
+                return failed
             result = yield from _record(self._store, self._job, entered, tx.answer)
             return result
         failed = yield from _fail(self._store, self._job, entered, error, self._error_answer)
@@ -356,6 +384,15 @@ class Transaction(_Block):
 class AsyncTransaction(_Block):
     """``async with store.transaction(...)``: see the store's method."""
 
+    def _thrown_away(self, error: BaseException) -> None:
+        """A generator was closed inside the block, where nothing can be awaited."""
+        _in_hand.give(self._store, self._job.key.digest)
+        work = arun(self._exit_flow(error), self._store)
+        try:
+            in_background(work)
+        except RuntimeError:  # its loop is gone too: the server rolls back
+            work.close()
+
     async def __aenter__(self) -> Tx:
         return self._opened(await arun(self._enter_flow(), self._store))
 
@@ -367,7 +404,8 @@ class AsyncTransaction(_Block):
     ) -> None:
         self._left()
         if isinstance(exc, GeneratorExit):
-            return  # thrown away with its loop: nothing can be awaited, the server rolls back
+            self._thrown_away(exc)
+            return
         # The outcome is decided whatever happens to this task meanwhile.
         await _uncancelled(arun(self._exit_flow(exc), self._store))
 
@@ -395,6 +433,7 @@ def call_in_transaction(
 ) -> Result:
     """Run ``handler`` in a transaction if nobody else did, else give its stored answer back."""
     block = Transaction(store, on, job, error_answer)
+    block._raises = False
     tx = block.__enter__()
     if tx.replayed:
         return Result(tx.answer, True)
@@ -420,6 +459,7 @@ async def acall_in_transaction(
 ) -> Result:
     """Run ``handler`` in a transaction if nobody else did, else give its stored answer back."""
     block = AsyncTransaction(store, on, job, error_answer)
+    block._raises = False
     tx = await block.__aenter__()
     if tx.replayed:
         return Result(tx.answer, True)
@@ -428,8 +468,9 @@ async def acall_in_transaction(
             tx.answer = await handler(tx)
         finally:
             block._left()
-    except GeneratorExit:
-        raise  # thrown away with its loop: nothing can be awaited, the server rolls back
+    except GeneratorExit as error:
+        block._thrown_away(error)
+        raise
     except BaseException as error:
         failed = await _uncancelled(arun(block._exit_flow(error), store))
         if failed is None:

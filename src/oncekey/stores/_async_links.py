@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from oncekey.errors import TransactionRefusedError
+from oncekey.errors import StoreUnavailableError, TransactionRefusedError
 from oncekey.stores._links import (
     AlchemyLink,
     _wrong_world,
@@ -30,6 +31,8 @@ class AsyncLink(Protocol):
 
     async def begin(self) -> None: ...
     async def execute(self, sql: str, args: list[Any]) -> list[Any]: ...
+    def must_be_open(self) -> None: ...
+    async def flush(self) -> None: ...
     async def savepoint(self) -> None: ...
     async def undo(self) -> None: ...
     async def commit(self) -> None: ...
@@ -91,6 +94,9 @@ class _Borrowed:
         if close is not None:
             await close(self.target)
 
+    async def flush(self) -> None:
+        """Nothing is held back."""
+
 
 class AsyncpgLink(_Borrowed):
     """An asyncpg connection."""
@@ -106,6 +112,8 @@ class AsyncpgLink(_Borrowed):
     async def begin(self) -> None:
         import asyncpg
 
+        if self.target.is_closed():
+            raise StoreUnavailableError("this asyncpg connection is closed: pass an open one")
         self.joined = self.target.is_in_transaction()
         try:
             await self._push()
@@ -125,6 +133,10 @@ class AsyncpgLink(_Borrowed):
     async def execute(self, sql: str, args: list[Any]) -> list[Any]:
         return list(await self.target.fetch(sql, *args))
 
+    def must_be_open(self) -> None:
+        if not self.target.is_in_transaction():
+            raise ended_refused("connection")
+
     async def savepoint(self) -> None:
         await self._push()
 
@@ -132,13 +144,10 @@ class AsyncpgLink(_Borrowed):
         await self._stack.pop().rollback()
 
     async def commit(self) -> None:
-        try:
-            if not self.target.is_in_transaction():
-                raise ended_refused("connection")
-            while self._stack:
-                await self._stack.pop().commit()
-        finally:
-            await self._give_back()
+        self.must_be_open()
+        while self._stack:
+            await self._stack.pop().commit()
+        await self._give_back()
 
     async def rollback(self) -> None:
         try:
@@ -178,11 +187,15 @@ class AsyncPsycopgLink(_Borrowed):
 
     async def execute(self, sql: str, args: list[Any]) -> list[Any]:
         import psycopg
+        from psycopg.rows import tuple_row
 
         cursor: Any
-        async with psycopg.AsyncRawCursor(self.target) as cursor:
+        async with psycopg.AsyncRawCursor(self.target, row_factory=tuple_row) as cursor:
             await cursor.execute(sql, args, binary=True)
             return await cursor.fetchall() if cursor.description else []
+
+    def must_be_open(self) -> None:
+        """Psycopg itself refuses to commit inside its block; SQL that does is found later."""
 
     async def savepoint(self) -> None:
         await self._push()
@@ -193,11 +206,9 @@ class AsyncPsycopgLink(_Borrowed):
         await self._stack.pop().__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
 
     async def commit(self) -> None:
-        try:
-            while self._stack:
-                await self._stack.pop().__aexit__(None, None, None)
-        finally:
-            await self._give_back()
+        while self._stack:
+            await self._stack.pop().__aexit__(None, None, None)
+        await self._give_back()
 
     async def rollback(self) -> None:
         try:
@@ -214,6 +225,10 @@ class AsyncAlchemyLink(_Borrowed):
         self.target = on
         self._close = close
         inner = on.sync_session if hasattr(on, "sync_session") else on.sync_connection
+        if inner is None:
+            raise TransactionRefusedError(
+                "this AsyncConnection was not started: use 'async with engine.connect()'"
+            )
         self._link = AlchemyLink(inner)
         self.flavour: str = self._link.flavour
         self.joined = False
@@ -226,6 +241,12 @@ class AsyncAlchemyLink(_Borrowed):
         rows: list[Any] = await self.target.run_sync(lambda _: self._link.execute(sql, args))
         return rows
 
+    def must_be_open(self) -> None:
+        """Looked at in the sync link's own commit and execute, which may wait."""
+
+    async def flush(self) -> None:
+        await self.target.run_sync(lambda _: self._link.flush())
+
     async def savepoint(self) -> None:
         await self.target.run_sync(lambda _: self._link.savepoint())
 
@@ -233,10 +254,8 @@ class AsyncAlchemyLink(_Borrowed):
         await self.target.run_sync(lambda _: self._link.undo())
 
     async def commit(self) -> None:
-        try:
-            await self.target.run_sync(lambda _: self._link.commit())
-        finally:
-            await self._give_back()
+        await self.target.run_sync(lambda _: self._link.commit())
+        await self._give_back()
 
     async def rollback(self) -> None:
         try:
@@ -263,7 +282,14 @@ class AiosqliteLink(_Borrowed):
         await self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     async def execute(self, sql: str, args: list[Any]) -> list[Any]:
-        return list(await self.target.execute_fetchall(sql, args))
+        async with await self.target.cursor() as cursor:
+            cursor.row_factory = None
+            await cursor.execute(sql, args)
+            return list(await cursor.fetchall())
+
+    def must_be_open(self) -> None:
+        if not self.target.in_transaction:
+            raise ended_refused("connection")
 
     async def savepoint(self) -> None:
         self._points += 1
@@ -276,23 +302,24 @@ class AiosqliteLink(_Borrowed):
 
     async def commit(self) -> None:
         try:
-            try:
-                await self.target.execute("RELEASE oncekey_1")
-            except sqlite3.OperationalError as error:
-                raise ended_refused("connection") from error
-            if not self.joined:
-                await self.target.execute("COMMIT")
-        finally:
-            await self._give_back()
+            await self.target.execute("RELEASE oncekey_1")
+        except sqlite3.OperationalError as error:
+            raise ended_refused("connection") from error
+        self._points = 0
+        if not self.joined:
+            await self.target.execute("COMMIT")
+        await self._give_back()
 
     async def rollback(self) -> None:
+        begun, self._points = self._points, 0
         try:
-            if not self.target.in_transaction:
-                return
-            if self.joined:
-                await self.target.execute("ROLLBACK TO oncekey_1")
-                await self.target.execute("RELEASE oncekey_1")
-            else:
+            if begun and self.target.in_transaction:
+                if self.joined:
+                    with contextlib.suppress(sqlite3.OperationalError):
+                        await self.target.execute("ROLLBACK TO oncekey_1")
+                        await self.target.execute("RELEASE oncekey_1")
+                        return
+                # Ours; or one that began by itself, after somebody had ended the caller's.
                 await self.target.execute("ROLLBACK")
         finally:
             await self._give_back()

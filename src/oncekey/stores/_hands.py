@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Protocol
 
-from oncekey._core.call import Job
+from oncekey._core.call import Job, _uncancelled
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Plan
 from oncekey._core.payload import fingerprint
@@ -54,6 +54,16 @@ def driver_error(error: BaseException) -> BaseException:
     return error
 
 
+def _named(book: Book, error: Exception) -> Exception:
+    """What to raise for an error: a caller's own mistake stays as it is."""
+    cause = driver_error(error)
+    if str(getattr(cause, "sqlstate", None) or "").startswith("23"):
+        return error  # a constraint of the caller's, checked at the commit
+    if type(cause).__module__.startswith(("django.", "sqlalchemy.")):
+        return TransactionRefusedError(f"this can't be used for a transaction: {cause}")
+    return book.named(cause)
+
+
 class SqlHand(Hand):
     """A hand on a synchronous connection."""
 
@@ -66,13 +76,14 @@ class SqlHand(Hand):
 
     def open(self) -> None:
         self._book = self._make_book()
-        self._link = self._do(self._make_link)
+        link = self._do(self._make_link)
         try:
-            _checked(self._link, self._book)
-            self._do(self._link.begin)
+            _checked(link, self._book)
+            self._do(link.begin)
         except BaseException:
-            self._link.rollback()
+            link.rollback()  # as far as it had begun
             raise
+        self._link = link
         self.joined = self._link.joined
         self.target = self._link.target
 
@@ -82,7 +93,7 @@ class SqlHand(Hand):
         except OncekeyError:
             raise
         except Exception as error:
-            raise self._book.named(driver_error(error)) from error
+            raise _named(self._book, error) from error
 
     def _drive(self, steps: Steps) -> Any:
         try:
@@ -98,7 +109,11 @@ class SqlHand(Hand):
         return reply
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        self._link.must_be_open()
         return bool(self._drive(self._book.complete(key, owner, fence, answer, terms)))
+
+    def flush(self) -> None:
+        self._link.flush()
 
     def mark(self) -> None:
         self._do(self._link.savepoint)
@@ -128,23 +143,30 @@ class AsyncSqlHand(AsyncHand):
 
     async def open(self) -> None:
         self._book = await self._make_book()
-        self._link = await self._do(self._make_link)
         try:
-            _checked(self._link, self._book)
-            await self._do(self._link.begin)
-        except BaseException:
-            await self._link.rollback()
-            raise
-        self.joined = self._link.joined
-        self.target = self._link.target
-
-    async def _do(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        try:
-            return await call(*args)
+            link = await self._make_link()  # waiting for a pool may be cancelled
         except OncekeyError:
             raise
         except Exception as error:
-            raise self._book.named(driver_error(error)) from error
+            raise _named(self._book, error) from error
+        try:
+            _checked(link, self._book)
+            await self._do(link.begin)
+        except BaseException:
+            await _uncancelled(link.rollback())  # as far as it had begun
+            raise
+        self._link = link
+        self.joined = self._link.joined
+        self.target = self._link.target
+
+    async def _do(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        # Never cancelled halfway: nobody could tell whether a BEGIN or COMMIT went through.
+        try:
+            return await _uncancelled(call(*args))
+        except OncekeyError:
+            raise
+        except Exception as error:
+            raise _named(self._book, error) from error
 
     async def _drive(self, steps: Steps) -> Any:
         try:
@@ -162,7 +184,11 @@ class AsyncSqlHand(AsyncHand):
     async def complete(
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
+        self._link.must_be_open()
         return bool(await self._drive(self._book.complete(key, owner, fence, answer, terms)))
+
+    async def flush(self) -> None:
+        await _uncancelled(self._link.flush())
 
     async def mark(self) -> None:
         await self._do(self._link.savepoint)

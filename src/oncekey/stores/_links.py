@@ -6,6 +6,7 @@ it then leaves to the caller to commit. What can't be safe is refused with the r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sqlite3
@@ -26,6 +27,8 @@ class Link(Protocol):
 
     def begin(self) -> None: ...
     def execute(self, sql: str, args: list[Any]) -> list[Any]: ...
+    def must_be_open(self) -> None: ...
+    def flush(self) -> None: ...
     def savepoint(self) -> None: ...
     def undo(self) -> None: ...
     def commit(self) -> None: ...
@@ -153,11 +156,18 @@ class PsycopgLink:
 
     def execute(self, sql: str, args: list[Any]) -> list[Any]:
         import psycopg
+        from psycopg.rows import tuple_row
 
         cursor: Any
-        with psycopg.RawCursor(self.target) as cursor:
+        with psycopg.RawCursor(self.target, row_factory=tuple_row) as cursor:
             cursor.execute(sql, args, binary=True)
             return cursor.fetchall() if cursor.description else []
+
+    def must_be_open(self) -> None:
+        """Psycopg itself refuses to commit inside its block; SQL that does is found later."""
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def savepoint(self) -> None:
         self._push()
@@ -169,11 +179,9 @@ class PsycopgLink:
         block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
 
     def commit(self) -> None:
-        try:
-            while self._stack:
-                self._stack.pop().__exit__(None, None, None)
-        finally:
-            self._give_back()
+        while self._stack:
+            self._stack.pop().__exit__(None, None, None)
+        self._give_back()
 
     def rollback(self) -> None:
         try:
@@ -206,8 +214,17 @@ class SQLiteLink:
         self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     def execute(self, sql: str, args: list[Any]) -> list[Any]:
-        rows: list[Any] = self.target.execute(sql, args).fetchall()
+        cursor = self.target.cursor()
+        cursor.row_factory = None
+        rows: list[Any] = cursor.execute(sql, args).fetchall()
         return rows
+
+    def must_be_open(self) -> None:
+        if not self.target.in_transaction:
+            raise ended_refused("connection")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def savepoint(self) -> None:
         self._points += 1
@@ -220,23 +237,24 @@ class SQLiteLink:
 
     def commit(self) -> None:
         try:
-            try:
-                self.target.execute("RELEASE oncekey_1")
-            except sqlite3.OperationalError as error:
-                raise ended_refused("connection") from error
-            if not self.joined:
-                self.target.execute("COMMIT")
-        finally:
-            self._give_back()
+            self.target.execute("RELEASE oncekey_1")
+        except sqlite3.OperationalError as error:
+            raise ended_refused("connection") from error
+        self._points = 0
+        if not self.joined:
+            self.target.execute("COMMIT")
+        self._give_back()
 
     def rollback(self) -> None:
+        begun, self._points = self._points, 0
         try:
-            if not self.target.in_transaction:
-                return
-            if self.joined:
-                self.target.execute("ROLLBACK TO oncekey_1")
-                self.target.execute("RELEASE oncekey_1")
-            else:
+            if begun and self.target.in_transaction:
+                if self.joined:
+                    with contextlib.suppress(sqlite3.OperationalError):
+                        self.target.execute("ROLLBACK TO oncekey_1")
+                        self.target.execute("RELEASE oncekey_1")
+                        return
+                # Ours; or one that began by itself, after somebody had ended the caller's.
                 self.target.execute("ROLLBACK")
         finally:
             self._give_back()
@@ -268,17 +286,29 @@ class AlchemyLink:
         self.joined = bool(on.in_transaction())
         if self.joined and not getattr(on, "is_active", True):
             raise aborted_refused()
-        self._stack.append(on.begin_nested() if self.joined else on.begin())
+        if not self.joined:
+            self._stack.append(on.begin())
         connection = self._connection()
-        raw = connection.connection.dbapi_connection
         if self.flavour == "sqlite":
             # SQLAlchemy's begin sends nothing; the file is locked now, not at the first write.
-            driver = connection.connection.driver_connection
-            if not self.joined and not getattr(driver, "in_transaction", False):
+            if not self._in_sqlite_transaction(connection):
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-        elif getattr(raw, "autocommit", False) is True:
-            self.rollback()
+        elif self._autocommits(connection):
             raise autocommit_refused("SQLAlchemy " + type(on).__name__)
+        if self.joined or self.flavour == "sqlite":
+            # In SQLite also where it is ours: if it is gone at the end, somebody else ended it.
+            self._stack.append(on.begin_nested())
+
+    @staticmethod
+    def _in_sqlite_transaction(connection: Any) -> bool:
+        driver = connection.connection.driver_connection
+        return bool(getattr(driver, "in_transaction", False))
+
+    @staticmethod
+    def _autocommits(connection: Any) -> bool:
+        raw = connection.connection.dbapi_connection
+        option = connection.get_execution_options().get("isolation_level")
+        return getattr(raw, "autocommit", False) is True or option == "AUTOCOMMIT"
 
     def execute(self, sql: str, args: list[Any]) -> list[Any]:
         connection = self._connection()
@@ -288,6 +318,16 @@ class AlchemyLink:
             result = connection.exec_driver_sql(pyformat(sql), named_args(args))
         return list(result.fetchall()) if result.returns_rows else []
 
+    def must_be_open(self) -> None:
+        if any(not block.is_active for block in self._stack):
+            raise ended_refused(type(self.target).__name__)
+        if self.flavour == "sqlite" and not self._in_sqlite_transaction(self._connection()):
+            raise ended_refused(type(self.target).__name__)
+
+    def flush(self) -> None:
+        if hasattr(self.target, "flush") and all(block.is_active for block in self._stack):
+            self.target.flush()
+
     def savepoint(self) -> None:
         self._stack.append(self.target.begin_nested())
 
@@ -295,20 +335,30 @@ class AlchemyLink:
         self._stack.pop().rollback()
 
     def commit(self) -> None:
-        try:
-            if any(not block.is_active for block in self._stack):
-                raise ended_refused(type(self.target).__name__)
-            while self._stack:
-                self._stack.pop().commit()
-        finally:
-            self._give_back()
+        self.must_be_open()
+        while self._stack:
+            block = self._stack[-1]
+            try:
+                block.commit()
+            except Exception as error:
+                if self.flavour == "sqlite" and len(self._stack) > 1:
+                    raise ended_refused(type(self.target).__name__) from error
+                raise
+            self._stack.pop()
+        self._give_back()
 
     def rollback(self) -> None:
+        stack, self._stack = self._stack, []
+        ended = any(not block.is_active for block in stack)
         try:
-            while self._stack:
-                block = self._stack.pop()
-                if block.is_active or not self._stack:
-                    block.rollback()
+            for block in reversed(stack):
+                try:
+                    if block.is_active:
+                        block.rollback()
+                except Exception:  # noqa: BLE001 - its savepoint is gone: see below
+                    ended = True
+            if stack and (ended or not self.joined) and self.target.in_transaction():
+                self.target.rollback()  # also what began by itself after somebody had ended ours
         finally:
             self._give_back()
 
@@ -333,6 +383,8 @@ class DjangoLink:
         if connection.in_atomic_block and connection.needs_rollback:
             raise aborted_refused()
         self._push()
+        if self.flavour == "sqlite" and not self.joined:
+            self._push()  # a savepoint: if it is gone at the end, somebody else ended it
 
     def _push(self) -> None:
         from django.db import transaction
@@ -349,6 +401,13 @@ class DjangoLink:
                 cursor.execute(pyformat(sql), named_args(args))
             return list(cursor.fetchall()) if cursor.description else []
 
+    def must_be_open(self) -> None:
+        if not self.target.in_atomic_block:
+            raise ended_refused("connection")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     def savepoint(self) -> None:
         self._push()
 
@@ -358,11 +417,22 @@ class DjangoLink:
 
     def commit(self) -> None:
         while self._stack:
-            self._stack.pop().__exit__(None, None, None)
+            try:
+                self._stack.pop().__exit__(None, None, None)
+            except Exception as error:
+                if self._stack and self.flavour == "sqlite":
+                    raise ended_refused("connection") from error
+                raise
 
     def rollback(self) -> None:
+        failed: Exception | None = None
         while self._stack:
-            self.undo()
+            try:
+                self.undo()
+            except Exception as error:  # noqa: BLE001 - the outer ones must be ended too
+                failed = error
+        if failed is not None:
+            raise failed
 
 
 class _Undo(Exception):

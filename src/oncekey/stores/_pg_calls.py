@@ -35,7 +35,7 @@ CLAIM: Final = (
     .replace(", {told}", "")
     .replace(", {taken}", "")
 )
-COMPLETE: Final = SQL["complete"].replace(", {told}", "")
+COMPLETE: Final = SQL["complete"].replace("{guard}", "true").replace(", {told}", "")
 
 # In a caller's transaction. $12: the store's id. $13: it was open before, so that we can't begin it
 # anew when its snapshot turns out to be too old.
@@ -53,7 +53,12 @@ CLAIM_IN: Final = (
     .replace("{told}", _TOLD + "NULL::text")
     .replace("{taken}", _TOLD + "pg_current_xact_id()::text")
 )
-COMPLETE_IN: Final = SQL["complete"].replace("{told}", "pg_current_xact_id_if_assigned()::text")
+# $11: the transaction that claimed.
+COMPLETE_IN: Final = (
+    SQL["complete"]
+    .replace("{guard}", "pg_current_xact_id()::text = $11::text")
+    .replace("{told}", "pg_current_xact_id()::text")
+)
 
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 

@@ -11,10 +11,12 @@ from oncekey.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
+from oncekey.stores._links import aborted_refused, autocommit_refused
 from oncekey.stores._pg_calls import Contention
 
 __all__ = ["named"]
 
+_DRIVERS: Final = ("psycopg", "asyncpg")
 _MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
 
 
@@ -35,6 +37,10 @@ def named(error: BaseException) -> StoreError:
             "UPDATE ON oncekey_state; GRANT SELECT ON oncekey_schema. With row-level security the "
             "store's tenant must be the name of the role"
         )
+    if state == "25P02":
+        return aborted_refused()
+    if state == "25P01":
+        return autocommit_refused("connection")
     if state == "25006":
         return StoreReadOnlyError(
             "this PostgreSQL server or session is read-only: connect to the primary, for example "
@@ -56,9 +62,13 @@ def named(error: BaseException) -> StoreError:
             "PostgreSQL gave up this change in favour of another (deadlock, serialization, lock or "
             "statement timeout): try again"
         )
-    if not state or state.startswith(("08", "57", "53")):
+    lost = isinstance(error, OSError) or type(error).__module__.startswith(_DRIVERS)
+    if (lost and not state) or state.startswith(("08", "57", "53")):
         return StoreUnavailableError(
             f"PostgreSQL can't be reached ({type(error).__name__}): check that the server runs, "
             "its address and the network. The call may or may not have been carried out"
         )
-    return StoreError(f"PostgreSQL refused a statement of oncekey ({state}): {error}")
+    what = state or type(error).__name__
+    return StoreError(
+        f"PostgreSQL or its driver failed in a way unknown to oncekey ({what}): {error}"
+    )

@@ -105,9 +105,10 @@ def _engine(given: Any) -> Any:
 
 def _run(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
     import psycopg
+    from psycopg.rows import tuple_row
 
     cursor: Any
-    with psycopg.RawCursor(connection) as cursor:
+    with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(sql, args, prepare=prepare, binary=True)
         return cursor.fetchall() if cursor.description else []
 
@@ -284,9 +285,10 @@ def _check_dialect(engine: Any, *drivers: str) -> None:
 
 async def _arun(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
     import psycopg
+    from psycopg.rows import tuple_row
 
     cursor: Any
-    async with psycopg.AsyncRawCursor(connection) as cursor:
+    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(sql, args, prepare=prepare, binary=True)
         return await cursor.fetchall() if cursor.description else []
 

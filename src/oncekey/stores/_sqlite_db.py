@@ -353,9 +353,9 @@ class Database(Forking):
         return None if change is not None or reply.verdict is Verdict.WON else reply
 
     def settled(self, digest: bytes) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether there is nothing to wait for. What a transaction has in hand can't be seen."""
         record = self.read(digest)
-        return record is None or record.state is not State.PENDING
+        return record is not None and record.state is not State.PENDING
 
     # Changes, each inside a transaction that holds the write lock
 

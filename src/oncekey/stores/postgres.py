@@ -182,7 +182,7 @@ class _PgBook:
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
         args = complete_arguments(self._tenant, key, owner, fence, answer, terms)
-        rows = yield COMPLETE_IN, args
+        rows = yield COMPLETE_IN, [*args, self._transaction]
         if rows and rows[0][2] != self._transaction:
             raise ended_refused("connection")
         return bool(rows) and rows[0][1] is True

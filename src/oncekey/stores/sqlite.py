@@ -36,6 +36,7 @@ class _Face(ClockInjectable):
     """What the sync and the async store have in common: a file, and a clock to see it by."""
 
     poll_seconds = 0.25
+    one_writer = True
     _database: Database
     _commit: Any
     _clock: Clock

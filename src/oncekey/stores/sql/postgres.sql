@@ -169,7 +169,7 @@ SELECT key, NULL FROM open WHERE NOT free
 -- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences, $6 lock numbers, $7 answers,
 -- $8 ttl, $9 skew plus remember, $10 sticky
 WITH asked AS MATERIALIZED (
-    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
+    SELECT a.*, {guard} AND pg_try_advisory_xact_lock_shared(a.lock) AS free
     FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[])
         AS a (key, scope, owner, fence, lock, answer)
     ORDER BY a.key

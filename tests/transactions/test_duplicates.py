@@ -1,0 +1,222 @@
+"""Many copies at once: one effect for each key, one answer, and no connection held by waiters."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.transactions.conftest import Witness, close_store, make_store
+from tests.transactions.routes import POOL, ROUTES, Caller, Place, Route, block, done
+
+COPIES, KEYS = 64, 20
+
+every_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.id)
+
+
+async def one_call(store: Any, caller: Caller, key: str, number: int) -> tuple[str, str, bool]:
+    async with block(store, key, {"key": key}, on=caller.on) as tx:
+        if not tx.replayed:
+            await caller.write(tx.connection, key)
+            tx.answer = f"by {number}"
+        return key, tx.answer, tx.replayed
+
+
+async def one_copy(
+    route: Route, place: Place, store: Any, keys: list[str], number: int, shared: Caller | None
+) -> list[tuple[str, str, bool]]:
+    """Ask for every key, with a connection of its own where connections can't be shared."""
+    if shared is not None:
+        return [await one_call(store, shared, key, number) for key in keys]
+    async with Caller(route, place).opened() as caller:
+        return [await one_call(store, caller, key, number) for key in keys]
+
+
+@every_route
+async def test_sixty_four_copies_of_twenty_keys_have_one_effect_each(
+    route: Route, place: Place, store: Any, witness: Witness, name: str
+) -> None:
+    """Threads or tasks, all at once: each key's work is done once and all get its answer."""
+    keys = [f"{name} {number}" for number in range(KEYS)]
+    async with Caller(route, place).opened() as caller:
+        shared = None if route.joins else caller
+        if route.world == "async":
+            copies = [
+                one_copy(route, place, store, keys, number, shared) for number in range(COPIES)
+            ]
+            results = await asyncio.gather(*copies)
+        else:
+            results = _in_threads(route, place, store, keys, shared)
+    answers = {(key, answer) for result in results for key, answer, _ in result}
+    assert sum(len(result) for result in results) == COPIES * KEYS
+    assert len(answers) == KEYS
+    ran = Counter(key for result in results for key, _, replayed in result if not replayed)
+    assert ran == Counter(keys)
+    assert [witness.effects(route.flavour, key) for key in keys] == [1] * KEYS
+
+
+def _in_threads(
+    route: Route, place: Place, store: Any, keys: list[str], shared: Caller | None
+) -> list[list[tuple[str, str, bool]]]:
+    start = threading.Barrier(COPIES)
+
+    def work(number: int) -> list[tuple[str, str, bool]]:
+        start.wait()
+        return asyncio.run(one_copy(route, place, store, keys, number, shared))
+
+    with concurrent.futures.ThreadPoolExecutor(COPIES) as pool:
+        return list(pool.map(work, range(COPIES)))
+
+
+pools = [route for route in ROUTES if route.borrowed and route.flavour == "pg"]
+
+
+@pytest.mark.parametrize("route", pools, ids=lambda route: route.id)
+async def test_copies_of_a_slow_handler_leave_the_pool_to_others(
+    route: Route, place: Place, witness: Witness, name: str
+) -> None:
+    """While 64 copies wait for one handler, three of the pool's four connections are free."""
+    async with Caller(route, place).opened() as caller:
+        store = _on_the_pool(route, caller)
+        if route.world == "async":
+            await _slow_tasks(store, caller, name)
+        else:
+            await _slow_threads(store, caller, name)
+        await close_store(store)
+        assert caller.borrowed() == 0
+    assert witness.effects("pg", name) == 1
+    witness.all_is_tidy()
+
+
+def _on_the_pool(route: Route, caller: Caller) -> Any:
+    """A store whose own statements run on the caller's pool too: the hardest case."""
+    from oncekey import PgBackend, PgStore
+
+    return (PgStore if route.world == "sync" else PgBackend)(caller.on)
+
+
+async def _slow_tasks(store: Any, caller: Caller, name: str) -> None:
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def copy(number: int) -> Any:
+        async with block(store, name, on=caller.on) as tx:
+            if not tx.replayed:
+                await caller.write(tx.connection, name)
+                running.set()
+                await go_on.wait()
+                tx.answer = number
+            return tx.answer
+
+    copies = [asyncio.create_task(copy(number)) for number in range(COPIES)]
+    await running.wait()
+    # All at once on what is left of the pool, three times over, while the handler is held.
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await asyncio.gather(*(_other_query(caller) for _ in range(POOL - 1)))
+    assert not any(task.done() for task in copies)
+    assert caller.borrowed() <= 2  # the handler's, and one that a copy looks with for a moment
+    go_on.set()
+    assert len(set(await asyncio.gather(*copies))) == 1
+
+
+async def _slow_threads(store: Any, caller: Caller, name: str) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def copy(number: int) -> Any:
+        async def body() -> Any:
+            async with block(store, name, on=caller.on) as tx:
+                if not tx.replayed:
+                    await caller.write(tx.connection, name)
+                    running.set()
+                    assert go_on.wait(60)
+                    tx.answer = number
+                return tx.answer
+
+        return asyncio.run(body())
+
+    def others() -> None:
+        async def body() -> None:
+            for _ in range(3):
+                await _other_query(caller)
+
+        asyncio.run(body())
+
+    with concurrent.futures.ThreadPoolExecutor(COPIES + POOL) as pool:
+        copies = [pool.submit(copy, number) for number in range(COPIES)]
+        try:
+            assert running.wait(30)
+            for other in [pool.submit(others) for _ in range(POOL - 1)]:
+                other.result(30)
+            assert not any(future.done() for future in copies)
+            assert caller.borrowed() <= 2
+        finally:
+            go_on.set()
+        assert len({future.result(30) for future in copies}) == 1
+
+
+async def _other_query(caller: Caller) -> None:
+    """A query of the application's own on the same pool."""
+    on, query = caller.on, "SELECT count(*) FROM effects"
+    if caller.engine is not None:
+        connecting = caller.engine.connect()
+        if hasattr(connecting, "__aenter__"):
+            async with connecting as connection:
+                await connection.execute(sa.text(query))
+        else:
+            with connecting as connection:
+                connection.execute(sa.text(query))
+    elif caller.route.library == "asyncpg":
+        await on.fetch(query)
+    elif caller.route.world == "sync":
+        with on.connection() as connection:
+            connection.execute(query)
+    else:
+        async with on.connection() as connection:
+            await done(connection.execute(query))
+
+
+both = [
+    Route("pg", "sync", "psycopg", "none"),
+    Route("pg", "async", "asyncpg", "none"),
+    Route("sqlite", "sync", "sqlite3", "none"),
+    Route("sqlite", "async", "aiosqlite", "connection"),
+]
+
+
+@pytest.mark.parametrize("route", both, ids=lambda route: route.id)
+async def test_waiting_copies_stand_still(
+    route: Route, place: Place, witness: Witness, name: str
+) -> None:
+    """A copy waits for the outcome by waiting: it looks again now and then, not all the time."""
+    store = make_store(route, place)
+    looks = Counter[str]()
+    wait = store.wait
+
+    def counted(key: Any, seconds: float) -> Any:
+        looks["waits"] += 1
+        return wait(key, seconds)
+
+    store.wait = counted
+    outside = contextvars.copy_context()
+    async with Caller(route, place).opened() as caller, Caller(route, place).opened() as other:
+
+        async def copy() -> Any:
+            async with block(store, name, on=other.on, wait=0.5) as tx:
+                return tx.answer
+
+        async with block(store, name, on=caller.on) as tx:
+            await caller.write(tx.connection, name)
+            if route.world == "sync":
+                waiting = asyncio.to_thread(lambda: outside.run(asyncio.run, copy()))
+            else:
+                waiting = asyncio.create_task(copy(), context=outside)
+            with pytest.raises(Exception, match="still running"):
+                await waiting
+    assert 1 <= looks["waits"] < 40
+    assert witness.effects(route.flavour, name) == 1
+    await close_store(store)
