@@ -22,6 +22,7 @@ __all__ = [
     "InvalidKeyError",
     "InvalidRequestError",
     "OncekeyError",
+    "PermanentError",
     "PolicyError",
     "StoreClosedError",
     "StoreConfigError",
@@ -123,6 +124,16 @@ class ClaimLostError(OncekeyError):
     """This worker's claim was taken over; what it did must not be recorded as the outcome."""
 
     code = "CLAIM_LOST"
+
+
+class PermanentError(OncekeyError):
+    """Raised by a webhook handler for an event that no retry can help.
+
+    The event counts as handled: its sender gets a 2xx and stops retrying, and it goes to the dead
+    letters.
+    """
+
+    code = "PERMANENT"
 
 
 class WebhookDedupOwnershipError(ClaimLostError, RuntimeError):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey._core import transitions
 from oncekey.errors import StoreError, StoreUnavailableError
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict
 from oncekey.stores._batching import Job
 from oncekey.stores.sql import load_statements
 
@@ -20,6 +20,7 @@ __all__ = [
     "claim_arguments",
     "claim_reply",
     "complete_arguments",
+    "is_fence",
     "run_jobs",
 ]
 
@@ -60,6 +61,7 @@ COMPLETE_IN: Final = (
     .replace("{told}", "pg_current_xact_id()::text")
 )
 
+TRIES: Final = 5
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 
 Rows = Sequence[Sequence[Any]]
@@ -77,6 +79,11 @@ class Statement(NamedTuple):
 
 
 Steps = Generator[Statement, Rows, None]
+
+
+def is_fence(fence: int | None) -> bool:
+    """Whether a number can be a fence at all: a forged token may hold any."""
+    return fence is None or -(2**63) <= fence < 2**63
 
 
 def lock_number(digest: bytes) -> int:
@@ -119,17 +126,27 @@ def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
             rest = later
 
 
-def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job]) -> Steps:
+def _label(scope: Scope) -> str:
+    """A scope as every database can store it, whatever its encoding."""
+    label = scope.label
+    return label if label.isascii() else f"sha256:{scope.hash}"
+
+
+def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job], tries: int = 1) -> Steps:
     keys = [job.args[0] for job in jobs]
     sql, rest = _BUILD[kind](jobs, terms)
     digests = [key.digest for key in keys]
-    args = [tenant, digests, [key.scope.label for key in keys], *rest]
+    args = [tenant, digests, [_label(key.scope) for key in keys], *rest]
     try:
         rows = yield Statement(sql, args)
     except StoreUnavailableError as error:
-        if len(jobs) > 1 and isinstance(error, Contention):
+        if not isinstance(error, Contention):
+            _fail(jobs, error)
+        elif len(jobs) > 1:
             for job in jobs:
                 yield from _send(tenant, kind, terms, [job])
+        elif tries < TRIES:  # nothing was done: a fresh statement sees what was in the way
+            yield from _send(tenant, kind, terms, jobs, tries + 1)
         else:
             _fail(jobs, error)
     except StoreError as error:
@@ -310,7 +327,7 @@ def claim_arguments(
 ) -> list[Any]:
     """What ``CLAIM_IN`` takes for one key, but for the store's id and whose transaction it is."""
     digest = key.digest
-    columns = [[digest], [key.scope.label], [owner], [fingerprint], [lock_number(digest)]]
+    columns = [[digest], [_label(key.scope)], [owner], [fingerprint], [lock_number(digest)]]
     return [tenant, *columns, *_claim_terms(terms)]
 
 
@@ -319,4 +336,4 @@ def complete_arguments(
 ) -> list[Any]:
     """What the statement ``complete`` takes for one key."""
     _, rest = _complete([Job("complete", (key, owner, fence, answer, terms))], terms)
-    return [tenant, [key.digest], [key.scope.label], *rest]
+    return [tenant, [key.digest], [_label(key.scope)], *rest]

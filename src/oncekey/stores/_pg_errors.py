@@ -14,10 +14,26 @@ from oncekey.errors import (
 from oncekey.stores._links import aborted_refused, autocommit_refused
 from oncekey.stores._pg_calls import Contention
 
-__all__ = ["named"]
+__all__ = ["bad_address", "named", "unreadable"]
 
 _DRIVERS: Final = ("psycopg", "asyncpg")
 _MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
+
+
+def unreadable(error: BaseException) -> bool:
+    """Whether a driver could make nothing of the address it was given."""
+    return isinstance(error, ValueError) or type(error).__name__ in (
+        "ProgrammingError",
+        "ClientConfigurationError",
+    )
+
+
+def bad_address() -> StoreConfigError:
+    """The error for that. Raise it from ``None``: the driver's own shows the password."""
+    return StoreConfigError(
+        "the address of PostgreSQL can't be read: write postgresql://user:password@host:5432/"
+        "database, with special characters in the password written as %XX"
+    )
 
 
 def named(error: BaseException) -> StoreError:
@@ -65,10 +81,15 @@ def named(error: BaseException) -> StoreError:
     lost = isinstance(error, OSError) or type(error).__module__.startswith(_DRIVERS)
     if (lost and not state) or state.startswith(("08", "57", "53")):
         return StoreUnavailableError(
-            f"PostgreSQL can't be reached ({type(error).__name__}): check that the server runs, "
-            "its address and the network. The call may or may not have been carried out"
+            f"PostgreSQL can't be reached, or refused the login ({type(error).__name__}): check "
+            "user, password and database, that the server runs, its address and the network. The "
+            "call may or may not have been carried out"
         )
-    what = state or type(error).__name__
+    # Never the server's own text: it may show the row, and so an answer.
+    diagnosis = getattr(error, "diag", error)
+    constraint = getattr(diagnosis, "constraint_name", None)
+    what = f"{state or type(error).__name__}" + (f", constraint {constraint}" if constraint else "")
     return StoreError(
-        f"PostgreSQL or its driver failed in a way unknown to oncekey ({what}): {error}"
+        f"PostgreSQL refused a statement of oncekey ({what}): look at the server's log. No "
+        "constraint or trigger but oncekey's own may stand on its tables"
     )

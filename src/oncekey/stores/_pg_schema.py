@@ -75,7 +75,9 @@ def script(migration: Migration, partitions: int = 0, row_security: bool = False
         )
         sql = _STORAGE.sub(") PARTITION BY HASH (key);\n\n" + parts, sql)
     if row_security:
-        for table in ("oncekey_records", "oncekey_waiters"):
+        # On the partitions too: a policy of the whole table does not hold for a part of it.
+        leaves = [f"oncekey_records_{number}" for number in range(partitions)]
+        for table in ("oncekey_records", *leaves, "oncekey_waiters"):
             sql += _ROW_SECURITY.format(table=table)
     return sql
 
@@ -123,7 +125,7 @@ def migrate(
     yield Statement(SQL["lock_versions"], [])
     yield Statement(SQL["create_versions"], [])
     rows = yield Statement(SQL["versions"], [])
-    have = {(int(row[0]), str(row[1])) for row in rows}
+    have = {(int(row[0]), str(_text(row[1]))) for row in rows}
     for migration in MIGRATIONS if migrations is None else migrations:
         if (migration.version, migration.step) in have:
             continue
@@ -136,6 +138,13 @@ def migrate(
     return done
 
 
+def _text(value: Any) -> Any:
+    """A value as text, also where psycopg gives bytes: a database without an encoding."""
+    if isinstance(value, (list, tuple)):
+        return [_text(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
     """Look at the schema. Gives the store's id.
 
@@ -143,7 +152,9 @@ def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
         StoreConfigError: Something is missing or has drifted; names what, and the fix.
     """
     rows = yield Statement(SQL["inspect"], [])
-    records, waiters, state, versions, columns, primary, secured, persistence, role, _ = rows[0]
+    records, waiters, state, versions, columns, primary, secured, unlogged, role, _ = (
+        _text(value) for value in rows[0]
+    )
     fix = "run 'oncekey migrate URL', or call create_schema() on the store"
     if not (records and waiters and state and versions):
         missing = [
@@ -167,14 +178,14 @@ def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
     ]
     if list(primary or ()) != ["tenant", "key"]:
         drift.append("the primary key is not (tenant, key)")
-    if persistence == "u":
+    if unlogged:
         drift.append("the table is UNLOGGED, so that a crash of the server empties it")
     if drift:
         raise StoreConfigError(
             f"oncekey_records has drifted: {'; '.join(drift)}. Undo that, or {fix} on a fresh table"
         )
     done = yield Statement(SQL["versions"], [])
-    have_versions = {(int(row[0]), str(row[1])) for row in done}
+    have_versions = {(int(row[0]), str(_text(row[1]))) for row in done}
     lacking = [one for one in MIGRATIONS if one.step == "pre" and one[:2] not in have_versions]
     if lacking:
         raise StoreConfigError(f"the schema lacks {lacking[0].name} ({lacking[0].version}): {fix}")
@@ -192,4 +203,4 @@ def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
     rows = yield Statement(SQL["store_id"], [])
     if not rows:
         raise StoreConfigError(f"the table oncekey_state is empty: {fix} on a fresh database")
-    return str(rows[0][0])
+    return str(_text(rows[0][0]))

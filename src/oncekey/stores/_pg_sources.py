@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Protocol
 
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.errors import StoreClosedError, StoreConfigError
-from oncekey.stores._pg_errors import named
+from oncekey.errors import StoreClosedError, StoreConfigError, StoreError
+from oncekey.stores._pg_errors import bad_address, named, unreadable
 
 __all__ = ["AsyncSource", "Source", "async_source", "sync_source"]
 
@@ -100,6 +100,16 @@ def _engine(given: Any) -> Any:
     return None
 
 
+class _Lent:
+    """A source that is somebody else's: it stays open when the store is closed."""
+
+    _closed = False
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("this store is closed: connect again")
+
+
 # psycopg, sync
 
 
@@ -156,6 +166,8 @@ class PsycopgSource(Forking):
                 if connection is None or _stale(connection):
                     connection = self._reopen(lane, connection)
                 return _run(connection, sql, args, self._prepare)
+            except StoreError:
+                raise
             except BaseException as error:
                 broken = self._open.get(lane)
                 if broken is not None and (broken.broken or not isinstance(error, Exception)):
@@ -174,7 +186,14 @@ class PsycopgSource(Forking):
         return connection
 
     def _new(self) -> Any:
-        connection = self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        try:
+            connection = self._connect(
+                self._dsn, autocommit=True, client_encoding="UTF8", **_timeout(self._dsn)
+            )
+        except Exception as error:
+            if unreadable(error):
+                raise bad_address() from None
+            raise
         if not self._prepare:
             connection.prepare_threshold = None
         return connection
@@ -226,7 +245,7 @@ def _autocommit(connection: Any) -> Iterator[None]:
             connection.autocommit = False
 
 
-class PoolSource:
+class PoolSource(_Lent):
     """A ``psycopg_pool.ConnectionPool`` of the caller's."""
 
     def __init__(self, pool: Any, prepare: bool) -> None:
@@ -236,16 +255,20 @@ class PoolSource:
 
     def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
+            self._must_be_open()
             with self._pool.connection() as connection, _autocommit(connection):
                 return _run(connection, sql, args, self._prepare)
+        except StoreError:
+            raise
         except Exception as error:
             raise named(error) from error
 
     def close(self) -> None:
         """The pool is the caller's."""
+        self._closed = True
 
 
-class EngineSource:
+class EngineSource(_Lent):
     """A SQLAlchemy ``Engine`` of the caller's, on psycopg 3."""
 
     listen_dsn: str | None = None
@@ -257,6 +280,7 @@ class EngineSource:
 
     def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
+            self._must_be_open()
             with self._engine.connect() as connection:
                 driver = connection.connection.driver_connection
                 try:
@@ -270,6 +294,7 @@ class EngineSource:
 
     def close(self) -> None:
         """The engine is the caller's."""
+        self._closed = True
 
 
 def _check_dialect(engine: Any, *drivers: str) -> None:
@@ -358,6 +383,8 @@ class AsyncPsycopgSource(_PerLoop):
                         await link.connection.close()
                     link.connection = await self._new()
                 return await _arun(link.connection, sql, args, self._prepare)
+        except StoreError:
+            raise
         except Exception as error:
             raise named(error) from error
 
@@ -372,7 +399,14 @@ class AsyncPsycopgSource(_PerLoop):
         return await self._new()
 
     async def _new(self) -> Any:
-        connection = await self._connect(self._dsn, autocommit=True, **_timeout(self._dsn))
+        try:
+            connection = await self._connect(
+                self._dsn, autocommit=True, client_encoding="UTF8", **_timeout(self._dsn)
+            )
+        except Exception as error:
+            if unreadable(error):
+                raise bad_address() from None
+            raise
         if not self._prepare:
             connection.prepare_threshold = None
         return connection
@@ -392,7 +426,7 @@ class AsyncPsycopgSource(_PerLoop):
                 await connection.close()
 
 
-class AsyncPoolSource:
+class AsyncPoolSource(_Lent):
     """A ``psycopg_pool.AsyncConnectionPool`` of the caller's."""
 
     def __init__(self, pool: Any, prepare: bool) -> None:
@@ -402,6 +436,7 @@ class AsyncPoolSource:
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
+            self._must_be_open()
             async with self._pool.connection() as connection:
                 before = connection.autocommit
                 if not before:
@@ -411,11 +446,14 @@ class AsyncPoolSource:
                 finally:
                     if not before and not connection.closed:
                         await connection.set_autocommit(False)
+        except StoreError:
+            raise
         except Exception as error:
             raise named(error) from error
 
     async def aclose(self) -> None:
         """The pool is the caller's."""
+        self._closed = True
 
 
 # asyncpg
@@ -438,10 +476,7 @@ class AsyncpgSource(_PerLoop):
         try:
             async with link.lock:
                 if link.connection is None or link.connection.is_closed():
-                    options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
-                    link.connection = await self._connect(
-                        self._dsn, timeout=CONNECT_SECONDS, **options
-                    )
+                    link.connection = await self._new()
                     link.prepared = {}
                 if not self._prepare:
                     async with link.connection.transaction():  # a pooler keeps one server for it
@@ -450,6 +485,8 @@ class AsyncpgSource(_PerLoop):
                 if statement is None:
                     statement = link.prepared[sql] = await link.connection.prepare(sql)
                 return list(await statement.fetch(*args))
+        except StoreError:
+            raise
         except Exception as error:
             raise named(error) from error
 
@@ -460,8 +497,16 @@ class AsyncpgSource(_PerLoop):
             connection = spare.pop()
             if not connection.is_closed():
                 return connection
+        return await self._new()
+
+    async def _new(self) -> Any:
         options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
-        return await self._connect(self._dsn, timeout=CONNECT_SECONDS, **options)
+        try:
+            return await self._connect(self._dsn, timeout=CONNECT_SECONDS, **options)
+        except Exception as error:
+            if unreadable(error):
+                raise bad_address() from None
+            raise
 
     async def give_back(self, connection: Any) -> None:
         """Take a borrowed connection back; one that is not idle is closed."""
@@ -481,7 +526,7 @@ class AsyncpgSource(_PerLoop):
             await connection.close(timeout=CONNECT_SECONDS)
 
 
-class AsyncpgPoolSource:
+class AsyncpgPoolSource(_Lent):
     """An ``asyncpg.Pool`` of the caller's."""
 
     listen_dsn: str | None = None
@@ -492,19 +537,23 @@ class AsyncpgPoolSource:
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
+            self._must_be_open()
             async with self._pool.acquire() as connection:
                 if not self._prepare:
                     async with connection.transaction():
                         return list(await connection.fetch(sql, *args))
                 return list(await connection.fetch(sql, *args))
+        except StoreError:
+            raise
         except Exception as error:
             raise named(error) from error
 
     async def aclose(self) -> None:
         """The pool is the caller's."""
+        self._closed = True
 
 
-class AsyncEngineSource:
+class AsyncEngineSource(_Lent):
     """A SQLAlchemy ``AsyncEngine`` of the caller's, on asyncpg or psycopg 3."""
 
     listen_dsn: str | None = None
@@ -528,6 +577,7 @@ class AsyncEngineSource:
 
     async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
         try:
+            self._must_be_open()
             async with self._driver() as connection:
                 if _kind(connection) == "asyncpg":
                     return list(await connection.fetch(sql, *args))
@@ -537,3 +587,4 @@ class AsyncEngineSource:
 
     async def aclose(self) -> None:
         """The engine is the caller's."""
+        self._closed = True

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
@@ -35,6 +35,7 @@ from oncekey.stores._pg_calls import (
     claim_arguments,
     claim_reply,
     complete_arguments,
+    is_fence,
     run_jobs,
 )
 from oncekey.stores._pg_errors import named
@@ -60,6 +61,26 @@ def _held(record: Record | None, owner: bytes, fence: int) -> bool:
         and record.owner == owner
         and record.fence == fence
     )
+
+
+class _Round:
+    """Once around the table, from wherever the last sweeper stood."""
+
+    def __init__(self) -> None:
+        self.begun: int | None = None
+        self.wrapped = False
+
+    def over(self, page: int | None, next_page: int | None) -> bool:
+        """Take note of a step. True: everything was passed over, or another sweeper is at it."""
+        if page is None or next_page is None:
+            return True
+        if self.begun is None:
+            self.begun = page
+        if next_page == 0:
+            if self.wrapped or self.begun == 0:
+                return True
+            self.wrapped = True
+        return self.wrapped and next_page >= self.begun
 
 
 class _Face:
@@ -107,14 +128,24 @@ class _Face:
         return True
 
     @staticmethod
-    def _swept(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
-        removed, next_page, _ = rows[0]
+    def _swept(rows: Sequence[Sequence[Any]]) -> tuple[int, int | None, int | None]:
+        removed, page, next_page, _ = rows[0]
         if removed:
             emit(EventKind.SWEPT, operation="sweep", count=removed)
-        return int(removed), int(next_page or 0)
+        return int(removed), page, next_page
 
 
 Steps = Generator[Statement, Any, Any]
+
+
+def _not_made(error: BaseException) -> StoreError:
+    """The error for a schema that could not be made."""
+    if getattr(error, "sqlstate", None) == "42501":
+        return StoreConfigError(
+            "this role may not make tables here: GRANT CREATE ON the schema to it, or run "
+            "'oncekey migrate URL' as a role that may"
+        )
+    return named(error)
 
 
 def _drive(steps: Steps, execute: Callable[[str, list[Any]], Any]) -> Any:
@@ -287,7 +318,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
             link.rollback()
             if not isinstance(error, Exception) or isinstance(error, OncekeyError):
                 raise
-            raise named(driver_error(error)) from error
+            raise _not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -301,6 +332,8 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
         """See ``Store``. One statement."""
+        if not is_fence(fence):
+            return False
         args = (key, owner, fence, answer, terms)
         held: bool = self._settles.submit("complete", args)
         if not held:
@@ -310,11 +343,15 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``Store``. One statement."""
+        if not is_fence(fence):
+            return False
         held: bool = self._settles.submit("renew", (key, owner, fence, terms))
         return held
 
     def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
         """See ``Store``. One statement."""
+        if not is_fence(fence):
+            return False
         held: bool = self._settles.submit("release", (key, owner, fence))
         if held:
             self._heard(key.digest)
@@ -355,8 +392,14 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         if not self._must_register(key.digest):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
-        self._source.fetch("other", SQL["await_change"], args)
-        record = self.read(key)
+        try:
+            self._source.fetch("other", SQL["await_change"], args)
+            record = self.read(key)
+        except StoreError as error:
+            self._registered.pop(key.digest, None)
+            if not error.retryable:
+                raise
+            return False  # whoever waits looks for itself meanwhile
         if record is None or record.state is State.PENDING:
             return False
         self._heard(key.digest)  # also for those who wait because we had asked
@@ -394,12 +437,12 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
 
     def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``Sweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff = 0, self.now() if now is None else now
+        removed, cutoff, around = 0, self.now() if now is None else now, _Round()
         while True:
             args = [SWEEP_PAGES * 8, cutoff, 0]
-            dead, page = self._swept(self._source.fetch("other", SQL["sweep"], args))
+            dead, page, following = self._swept(self._source.fetch("other", SQL["sweep"], args))
             removed += dead
-            if not page or removed >= limit:
+            if around.over(page, following) or removed >= limit:
                 return removed
 
     def clear(self) -> None:
@@ -458,6 +501,11 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         if driver not in ("asyncpg", "psycopg"):
             raise StoreConfigError(f"driver must be 'asyncpg' or 'psycopg', got {driver!r}")
         _need(driver, "postgres")
+        if driver == "asyncpg" and isinstance(source, str) and "://" not in source:
+            raise StoreConfigError(
+                "asyncpg takes a URL, not key=value pairs: write postgresql://user@host/database, "
+                "or pass driver='psycopg'"
+            )
         self._set_up(tenant, listen)
         self.driver = driver
         self.source = source
@@ -509,7 +557,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
             await link.rollback()
             if not isinstance(error, Exception) or isinstance(error, OncekeyError):
                 raise
-            raise named(driver_error(error)) from error
+            raise _not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -526,6 +574,8 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
         """See ``AsyncStore``. One statement."""
+        if not is_fence(fence):
+            return False
         args = (key, owner, fence, answer, terms)
         held: bool = await self._lanes().settles.submit("complete", args)
         if not held:
@@ -535,12 +585,16 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``AsyncStore``. One statement."""
+        if not is_fence(fence):
+            return False
         args = (key, owner, fence, terms)
         held: bool = await self._lanes().settles.submit("renew", args)
         return held
 
     async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
         """See ``AsyncStore``. One statement."""
+        if not is_fence(fence):
+            return False
         held: bool = await self._lanes().settles.submit("release", (key, owner, fence))
         if held:
             self._heard(key.digest)
@@ -582,8 +636,14 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         if not self._must_register(key.digest):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
-        await self._source.fetch("other", SQL["await_change"], args)
-        record = await self.read(key)
+        try:
+            await self._source.fetch("other", SQL["await_change"], args)
+            record = await self.read(key)
+        except StoreError as error:
+            self._registered.pop(key.digest, None)
+            if not error.retryable:
+                raise
+            return False  # whoever waits looks for itself meanwhile
         if record is None or record.state is State.PENDING:
             return False
         self._heard(key.digest)  # also for those who wait because we had asked
@@ -630,12 +690,13 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
 
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``AsyncSweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff = 0, await self.now() if now is None else now
+        removed, cutoff, around = 0, await self.now() if now is None else now, _Round()
         while True:
             args = [SWEEP_PAGES * 8, cutoff, 0]
-            dead, page = self._swept(await self._source.fetch("other", SQL["sweep"], args))
+            rows = await self._source.fetch("other", SQL["sweep"], args)
+            dead, page, following = self._swept(rows)
             removed += dead
-            if not page or removed >= limit:
+            if around.over(page, following) or removed >= limit:
                 return removed
 
     async def delete_expired(self, now_epoch: float | None = None) -> int:
@@ -688,9 +749,9 @@ def _plain(url: str) -> str:
 
 def _options(url: str, options: dict[str, Any]) -> str:
     """Take our own options out of the URL's query; the driver gets the rest."""
-    parts = urlsplit(url)
+    address, _, query = url.partition("?")  # no more is taken apart than must be
     rest = []
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+    for name, value in parse_qsl(query, keep_blank_values=True):
         if name == "tenant":
             options.setdefault(name, value)
         elif name == "prepare":
@@ -701,7 +762,7 @@ def _options(url: str, options: dict[str, Any]) -> str:
             options.setdefault(name, False if value == "false" else value)
         else:
             rest.append((name, value))
-    return urlunsplit(parts._replace(query=urlencode(rest, quote_via=quote)))
+    return address + (f"?{urlencode(rest, quote_via=quote)}" if rest else "")
 
 
 def open_sync(url: str, options: dict[str, Any]) -> PgStore:

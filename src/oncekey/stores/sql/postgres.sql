@@ -350,8 +350,8 @@ WITH turn AS MATERIALIZED (
     DELETE FROM oncekey_waiters WHERE until < {now}
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM gone)::bigint AS removed, (SELECT page FROM moved) AS next_page,
-       (SELECT count(*) FROM unheard)::bigint AS unheard
+SELECT (SELECT count(*) FROM gone)::bigint AS removed, (SELECT page FROM turn) AS page,
+       (SELECT page FROM moved) AS next_page, (SELECT count(*) FROM unheard)::bigint AS unheard
 
 -- name: store_id
 SELECT store_id::text FROM oncekey_state WHERE only_one
@@ -391,7 +391,8 @@ SELECT to_regclass('oncekey_records') IS NOT NULL AS records,
      WHERE i.indrelid = to_regclass('oncekey_records') AND i.indisprimary) AS primary_key,
     (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('oncekey_records'))
         AS row_security,
-    (SELECT relpersistence FROM pg_class WHERE oid = to_regclass('oncekey_records'))::text
-        AS persistence,
+    (SELECT bool_or(relpersistence = 'u') FROM pg_class
+     WHERE oid = to_regclass('oncekey_records') OR oid IN (
+         SELECT relid FROM pg_partition_tree(to_regclass('oncekey_records')))) AS unlogged,
     current_user::text AS role,
     current_setting('synchronous_commit') AS synchronous_commit
