@@ -1,0 +1,115 @@
+"""Errors with a name and a fix: by class and by the code word of a reply, never by its prose."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from oncekey.errors import (
+    StoreConfigError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+
+__all__ = ["code_of", "driver", "named", "unreachable"]
+
+# redis-py takes the code off the replies that it has a class for.
+_CODES: Final = {
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "NoPermissionError": "NOPERM",
+    "AuthenticationError": "NOAUTH",
+    "AuthenticationWrongNumberOfArgsError": "NOAUTH",
+    "AuthorizationError": "NOAUTH",
+    "ExternalAuthProviderError": "NOAUTH",
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+    "TryAgainError": "TRYAGAIN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "BusyLoadingError": "LOADING",
+}
+
+
+def driver(module: str = "redis") -> Any:
+    """The package ``redis``, or a module of it.
+
+    Raises:
+        StoreConfigError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise StoreConfigError(
+            f"a Redis store needs the package {error.name}, which is not installed: run "
+            "pip install 'oncekey[redis]'"
+        ) from error
+
+
+def code_of(error: BaseException) -> str:
+    """The code word of an error reply, such as ``OOM``; empty for other errors."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _CODES:
+            return _CODES[kind.__name__]
+        if kind.__name__ in ("ResponseError", "ReplyError"):
+            return str(error).partition(" ")[0]
+    return ""
+
+
+def named(error: BaseException, where: str) -> StoreError | None:
+    """The error of a reply, or ``None`` where its code says nothing."""
+    code = code_of(error)
+    if code == "OOM":
+        return StoreFullError(
+            f"{where} is at its maxmemory, so that no new key can be written (owners can still "
+            "complete and release theirs): raise it with CONFIG SET maxmemory, or free memory"
+        )
+    if code == "READONLY":
+        return StoreReadOnlyError(
+            f"{where} is a read-only replica: connect to the master, or by redis+sentinel:// so "
+            "that it is found"
+        )
+    if code == "NOPERM":
+        return StoreConfigError(
+            f"{where} does not permit this user what the store needs: run ACL SETUSER name "
+            "~PREFIX:* resetchannels &PREFIX:* +@read +@write +@scripting +@pubsub +@connection "
+            "+time +info +wait, with the store's prefix; in a Cluster also +cluster|slots +asking"
+        )
+    if code in ("NOAUTH", "WRONGPASS"):
+        return StoreConfigError(
+            f"{where} refused the user name or password: write redis://user:password@host, with "
+            "special characters percent-encoded"
+        )
+    if code == "WRONGTYPE" or code == "BADRECORD":
+        return StoreCorruptError(
+            f"a key under this store's prefix on {where} holds no record of oncekey: delete it, "
+            "or choose another prefix for what writes there"
+        )
+    if code == "MISCONF":
+        return StoreUnavailableError(
+            f"{where} can't write to its disk and refuses changes: look at its log and disk space"
+        )
+    if code == "NOREPLICAS":
+        return StoreUnavailableError(
+            f"{where} has fewer replicas than its min-replicas-to-write and refuses changes: "
+            "start them, or lower it"
+        )
+    if code in ("LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MOVED", "ASK"):
+        return StoreUnavailableError(f"{where} can't answer right now ({code}): try again")
+    return None
+
+
+def unreachable(error: BaseException, where: str) -> StoreError:
+    """The error of a connection that could not be made, broke, or took too long."""
+    found = named(error, where)
+    if found is not None:
+        return found
+    # What the driver says may hold the address, never the password.
+    return StoreUnavailableError(
+        f"{where} can't be reached: {type(error).__name__}: {str(error)[:200]}. Make sure that it "
+        "runs and that the address is right, then try again"
+    )

@@ -1,0 +1,264 @@
+"""Where the keys are: one server, the master that Sentinel names, or the nodes of a Cluster.
+
+Pure: what has to be asked is yielded and its answer sent back, so that threads and event loops
+share this.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple
+
+from oncekey.errors import StoreError, StoreUnavailableError
+from oncekey.stores._redis_errors import code_of, unreachable
+from oncekey.stores._redis_ops import command
+
+__all__ = [
+    "Address",
+    "Asks",
+    "Cluster",
+    "Layout",
+    "Replies",
+    "Send",
+    "Sentinels",
+    "Single",
+    "redirect",
+    "shown",
+    "slot",
+]
+
+Address = tuple[str, int] | str
+"""Host and port, or the path of a socket."""
+
+SLOTS: Final = 16_384
+
+
+class Send(NamedTuple):
+    """Bytes for a server, and how many replies will come."""
+
+    address: Address
+    payload: list[bytes]
+    expect: int
+    sentinel: bool = False
+
+
+Replies = list[Any] | BaseException
+"""What came back: a reply each (errors of the server among them), or why nothing did."""
+
+Asks = Generator[Sequence[Send], list[Replies], Any]
+
+
+def shown(address: Address) -> str:
+    """An address in a message."""
+    if isinstance(address, str):
+        return f"Redis at {address}"
+    host, port = address
+    return f"Redis at [{host}]:{port}" if ":" in host else f"Redis at {host}:{port}"
+
+
+def slot(key: bytes) -> int:
+    """The slot of a key in a Cluster: only what stands in the first braces counts, if any."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+class Layout:
+    """Where the keys are. ``sharded``: one call can't touch several keys."""
+
+    sharded = False
+
+    def located(self) -> bool:
+        """Whether the servers are known."""
+        raise NotImplementedError
+
+    def locate(self) -> Asks:
+        """Find the servers.
+
+        Raises:
+            StoreUnavailableError: Nobody told.
+        """
+        raise NotImplementedError
+
+    def route(self, key: bytes) -> Address:
+        """The server of a key."""
+        raise NotImplementedError
+
+    def masters(self) -> list[Address]:
+        """Every server that holds keys."""
+        raise NotImplementedError
+
+    def failed(self, address: Address) -> None:
+        """A server did not answer, or is not what it was: look anew before the next call."""
+
+    def moved(self, number: int, address: Address) -> None:
+        """A slot is somewhere else."""
+
+    def seen(self, address: tuple[str, int]) -> Address:
+        """An address that a server named, as this process can reach it."""
+        return address
+
+
+class Single(Layout):
+    """One server."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    def located(self) -> bool:
+        return True
+
+    def locate(self) -> Asks:
+        yield from ()
+
+    def route(self, key: bytes) -> Address:
+        return self.address
+
+    def masters(self) -> list[Address]:
+        return [self.address]
+
+
+class Sentinels(Layout):
+    """The master of a service, as Sentinel names it."""
+
+    def __init__(self, seeds: Sequence[Address], service: str) -> None:
+        self.seeds = list(seeds)
+        self.service = service
+        self.address: Address | None = None
+
+    def located(self) -> bool:
+        return self.address is not None
+
+    def locate(self) -> Asks:
+        ask = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
+        problem: StoreError | None = None
+        for seed in list(self.seeds):
+            (replies,) = yield [Send(seed, [ask], 1, sentinel=True)]
+            if isinstance(replies, BaseException):
+                problem = unreachable(replies, shown(seed))
+                continue
+            reply = replies[0]
+            if isinstance(reply, list) and len(reply) == 2:
+                self.address = (reply[0].decode(), int(reply[1]))
+                self.seeds.remove(seed)
+                self.seeds.insert(0, seed)  # this one answers: ask it first next time
+                return
+            if isinstance(reply, BaseException):
+                problem = unreachable(reply, shown(seed))
+        if problem is not None and not problem.retryable:
+            raise problem
+        raise StoreUnavailableError(
+            f"no Sentinel names a master for {self.service!r}: make sure that the Sentinels run "
+            "and that the service has this name"
+        ) from problem
+
+    def route(self, key: bytes) -> Address:
+        return self.masters()[0]
+
+    def masters(self) -> list[Address]:
+        if self.address is None:
+            raise StoreUnavailableError(f"the master of {self.service!r} is not known: try again")
+        return [self.address]
+
+    def failed(self, address: Address) -> None:
+        self.address = None
+
+
+class Cluster(Layout):
+    """The nodes of a Redis Cluster, by slot."""
+
+    sharded = True
+
+    def __init__(
+        self,
+        seeds: Sequence[Address],
+        remap: Callable[[tuple[str, int]], tuple[str, int]] | None = None,
+    ) -> None:
+        self.seeds = list(seeds)
+        self.remap = remap
+        self.slots: list[Address | None] = []
+        self.tellers: list[Address] = []  # masters that we heard of by a redirection
+        self.fresh = False
+
+    def located(self) -> bool:
+        return self.fresh
+
+    def locate(self) -> Asks:
+        known: dict[Address, None] = dict.fromkeys(self.tellers)
+        known |= dict.fromkeys(address for address in self.slots if address is not None)
+        known |= dict.fromkeys(self.seeds)
+        ask = command(b"CLUSTER", b"SLOTS")
+        problem: BaseException | None = None
+        for seed in known:
+            (replies,) = yield [Send(seed, [ask], 1)]
+            if isinstance(replies, BaseException):
+                problem = unreachable(replies, shown(seed))
+            elif isinstance(replies[0], BaseException):
+                problem = unreachable(replies[0], shown(seed))
+            elif replies[0]:
+                self._learn(replies[0], seed)
+                return
+        if isinstance(problem, StoreError) and not problem.retryable:
+            raise problem
+        raise StoreUnavailableError(
+            "no node of the Redis Cluster can be reached, or none knows its slots: make sure that "
+            "it runs with cluster-enabled yes and that the addresses are right"
+        ) from problem
+
+    def _learn(self, ranges: list[Any], teller: Address) -> None:
+        slots: list[Address | None] = [None] * SLOTS
+        for first, last, master, *_ in ranges:
+            slots[first : last + 1] = [self._address(master, teller)] * (last + 1 - first)
+        self.slots = slots
+        self.tellers.clear()
+        self.fresh = True
+
+    def _address(self, node: list[Any], teller: Address) -> Address:
+        host = node[0].decode() if node[0] else ""
+        if not host or host == "?":  # the node does not know what others call it
+            host = teller[0]
+        return self.seen((host, int(node[1])))
+
+    def seen(self, address: tuple[str, int]) -> Address:
+        return self.remap(address) if self.remap else address
+
+    def route(self, key: bytes) -> Address:
+        address = self.slots[slot(key)] if self.slots else None
+        if address is None:
+            self.fresh = False
+            raise StoreUnavailableError(
+                f"no node of the Redis Cluster serves slot {slot(key)}: wait until the cluster "
+                "is whole again"
+            )
+        return address
+
+    def masters(self) -> list[Address]:
+        found = [address for address in dict.fromkeys(self.slots) if address is not None]
+        if not found:
+            raise StoreUnavailableError("the nodes of the Redis Cluster are not known: try again")
+        return found
+
+    def failed(self, address: Address) -> None:
+        self.fresh = False
+
+    def moved(self, number: int, address: Address) -> None:
+        if address not in self.slots:  # it took over from another: it knows what else it has
+            self.tellers.append(address)
+            self.fresh = False
+        elif self.slots:
+            self.slots[number] = address
+
+
+def redirect(error: BaseException, asked: Address) -> tuple[bool, int, tuple[str, int]] | None:
+    """Where a reply sends us: for good or for once, the slot, the address."""
+    code = code_of(error)
+    if code not in ("MOVED", "ASK"):
+        return None
+    # "MOVED 3999 host:port"; redis-py takes the first word off.
+    number, place = str(error).removeprefix(code + " ").split(" ")[:2]
+    host, _, port = place.rpartition(":")
+    return code == "MOVED", int(number), (host or asked[0], int(port))
