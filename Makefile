@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test check docs bench wheel clean
+.PHONY: help demo test test-all check docs bench wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,9 +34,17 @@ help: ## Show this list
 demo: $(VENV)/demo/.wheel ## Run the storm demo on the installed package
 	@$(VENV)/demo/bin/python examples/storm_demo.py $(DEMO_ARGS)
 
-test: $(VENV)/pythons ## Test the built wheel on the oldest and the newest Python found
+test: $(VENV)/pythons ## Test the built wheel on the oldest Python found, and in short on the newest
+	@$(MAKE) --no-print-directory --keep-going \
+	    test-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) \
+	    $$(sed -n '1d; $$s/ .*//p' $(VENV)/pythons | sed 's/^/test-light-py/')
+
+test-all: $(VENV)/pythons ## Test the built wheel on the oldest and the newest Python found, in full
 	@$(MAKE) --no-print-directory --keep-going \
 	    $$(sed -n -e '1p' -e '$$p' $(VENV)/pythons | sed 's/ .*//; s/^/test-py/' | sort -u)
+
+test-light-py%: $(VENV)/py%/.wheel
+	@ONCEKEY_TEST_LIGHT=1 $(MAKE) --no-print-directory test-py$*
 
 test-py%: $(VENV)/py%/.wheel ## Test the built wheel on one version, such as test-py3.12
 	@echo "== pytest on Python $*"
