@@ -65,6 +65,7 @@ ROUTES = [
     Route("sqlite", "sync", "sqlite3", "connection"),
     *_alchemy("sqlite", "sync", "sqlalchemy+pysqlite"),
     Route("sqlite", "sync", "django", "connection"),
+    Route("sqlite", "async", "aiosqlite", "none"),
     Route("sqlite", "async", "aiosqlite", "connection"),
     *_alchemy("sqlite", "async", "sqlalchemy+aiosqlite"),
 ]
@@ -91,11 +92,11 @@ class Place(NamedTuple):
 class Caller:
     """A user of one route: what it passes as ``on``, and how it writes and commits."""
 
-    def __init__(self, route: Route, place: Place) -> None:
+    def __init__(self, route: Route, place: Place, engine: Any = None) -> None:
         self.route = route
         self.place = place
         self.on: Any = None
-        self.engine: Any = None
+        self.engine = engine  # of another caller, who closes it
         self._block: Any = None
 
     @contextlib.asynccontextmanager
@@ -147,8 +148,12 @@ class Caller:
         if self.route.what == "pool":
             sizes = {"min_size": 1, "max_size": POOL, "open": False, "kwargs": options}
             if alone:
-                return stack.enter_context(psycopg_pool.ConnectionPool(url, **sizes))
-            return await stack.enter_async_context(psycopg_pool.AsyncConnectionPool(url, **sizes))
+                pool: Any = stack.enter_context(psycopg_pool.ConnectionPool(url, **sizes))
+            else:
+                pool = psycopg_pool.AsyncConnectionPool(url, **sizes)
+                await stack.enter_async_context(pool)
+            await done(pool.wait())  # or the first who asks makes it grow, and counting is hard
+            return pool
         if alone:
             connection: Any = psycopg.connect(url, **options)
             stack.callback(connection.close)
@@ -159,15 +164,17 @@ class Caller:
 
     async def _open_alchemy(self, stack: contextlib.AsyncExitStack, options: Any) -> Any:
         alone = self.route.world == "sync"
-        make = sa.create_engine if alone else create_async_engine
-        url = self.place.engine_url(self.route)
-        engine: Any = make(url, pool_size=POOL, max_overflow=0, **options)
-        self.engine = engine
+        engine = self.engine
+        if engine is None:
+            make = sa.create_engine if alone else create_async_engine
+            sizes = {"pool_size": POOL, "max_overflow": 0}
+            engine = make(self.place.engine_url(self.route), **(sizes | options))
+            self.engine = engine
 
-        async def dispose() -> None:
-            await done(engine.dispose())
+            async def dispose() -> None:
+                await done(engine.dispose())
 
-        stack.push_async_callback(dispose)
+            stack.push_async_callback(dispose)
         if self.route.what == "engine":
             return engine
         if self.route.what == "sessionmaker":
@@ -281,3 +288,18 @@ async def block(store: Any, key: str, payload: object = None, **options: Any) ->
     else:
         with transaction as tx:
             yield tx
+
+
+class entered:
+    """``async with`` for blocks of both worlds."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    async def __aenter__(self) -> Any:
+        enter = getattr(self._made, "__aenter__", None) or self._made.__enter__
+        return await done(enter())
+
+    async def __aexit__(self, *exc: Any) -> Any:
+        leave = getattr(self._made, "__aexit__", None) or self._made.__exit__
+        return await done(leave(*exc))

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -303,13 +304,14 @@ async def test_asyncpg_transaction_begun_by_hand_is_refused(
 
 @some(flavour="pg", library="asyncpg", what="connection")
 async def test_closed_asyncpg_connection_is_named_as_such(
-    route: Route, caller: Caller, refused: Refusal
+    route: Route, place: Place, refused: Refusal
 ) -> None:
     """A connection that is closed is not taken for one with a transaction of its own."""
-    await caller.on.close()
-    with pytest.raises(StoreError) as caught:
-        async with block(refused.store, refused.name, on=caller.on, wait=0):
-            pytest.fail("ran")
+    async with Caller(route, place).opened() as caller:
+        await caller.on.close()
+        with pytest.raises(StoreError) as caught:
+            async with block(refused.store, refused.name, on=caller.on, wait=0):
+                pytest.fail("ran")
     assert "BEGIN" not in str(caught.value)
 
 
@@ -325,7 +327,7 @@ def sync_things(place: Place) -> Iterator[list[Any]]:
     engine.dispose()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def async_things(place: Place) -> AsyncIterator[list[Any]]:
     import aiosqlite
     import asyncpg

@@ -357,8 +357,10 @@ class AlchemyLink:
                         block.rollback()
                 except Exception:  # noqa: BLE001 - its savepoint is gone: see below
                     ended = True
-            if stack and (ended or not self.joined) and self.target.in_transaction():
-                self.target.rollback()  # also what began by itself after somebody had ended ours
+            if stack and (ended or not self.joined):
+                # Also what is left of a commit that failed, or began by itself after somebody had
+                # ended ours.
+                self.target.rollback()
         finally:
             self._give_back()
 

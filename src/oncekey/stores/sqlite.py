@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import sys
@@ -383,10 +384,21 @@ class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
                 "an asynchronous SQLite transaction needs aiosqlite, or a connection of yours: "
                 "run pip install 'oncekey[sqlite]', or pass on="
             ) from None
-        connection: Any = await aiosqlite.connect(
-            self._database.path, timeout=self._database.busy_timeout, isolation_level=None
-        )
-        await connection.execute(f"PRAGMA synchronous={self._database.durability.upper()}")
+        database = self._database
+
+        async def opened() -> Any:
+            connection = await aiosqlite.connect(
+                database.path, timeout=database.busy_timeout, isolation_level=None
+            )
+            await connection.execute(f"PRAGMA synchronous={database.durability.upper()}")
+            return connection
+
+        opening = asyncio.ensure_future(opened())
+        try:
+            connection = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await (await opening).close()  # its thread would outlive us
+            raise
         return await async_link(connection, type(connection).close)
 
     async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:

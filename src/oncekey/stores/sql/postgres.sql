@@ -1,6 +1,7 @@
--- Statements of the PostgreSQL store. Each takes arrays, so that concurrent calls of one process
--- share it; one call alone is arrays of one. Rows come in the order of their keys wherever they
--- are locked, so that two batches can't wait for each other in a circle.
+-- Statements of the PostgreSQL store. {asked: ...} names what comes from callers, from $2 on: as
+-- arrays, so that concurrent calls of one process share a statement, or as plain values for a call
+-- alone. Rows come in the order of their keys wherever they are locked, so that two batches can't
+-- wait for each other in a circle.
 --
 -- {us} and {now} are the server's clock in micro- and milliseconds, read after the row is locked,
 -- and whole milliseconds are cut, never rounded. {lock} is
@@ -10,12 +11,9 @@
 -- and what the caller is told of its transaction.
 
 -- name: claim
--- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fingerprints, $6 lock numbers,
--- $7 lease, $8 ttl, $9 skew, $10 remember (milliseconds), $11 sticky
-WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bytea[], $6::bigint[])
-        AS a (key, scope, owner, fingerprint, lock)
-), seen AS MATERIALIZED (
+-- $1 tenant, then what is asked, $7 lease, $8 ttl, $9 skew, $10 remember (milliseconds), $11 sticky
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint},
+seen AS MATERIALIZED (
     -- What needs no change is answered from here: no lock, no write, nothing to sync to disk.
     SELECT t.*
     FROM asked a
@@ -112,10 +110,9 @@ UNION ALL
 SELECT key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {told} FROM open WHERE NOT free
 
 -- name: mark
--- $1 tenant, $2 keys, $3 scopes, $4 lock numbers, $5 ttl, $6 skew, $7 remember
-WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest($2::bytea[], $3::text[], $4::bigint[]) AS a (key, scope, lock)
-), seen AS MATERIALIZED (
+-- $1 tenant, then what is asked, $5 ttl, $6 skew, $7 remember
+WITH asked AS {asked: key bytea, scope text, lock bigint},
+seen AS MATERIALIZED (
     SELECT a.key
     FROM asked a
     CROSS JOIN LATERAL (
@@ -166,13 +163,12 @@ UNION ALL
 SELECT key, NULL FROM open WHERE NOT free
 
 -- name: complete
--- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences, $6 lock numbers, $7 answers,
--- $8 ttl, $9 skew plus remember, $10 sticky
-WITH asked AS MATERIALIZED (
+-- $1 tenant, then what is asked, $8 ttl, $9 skew plus remember, $10 sticky
+WITH wanted AS
+    {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea},
+asked AS MATERIALIZED (
     SELECT a.*, {guard} AND pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[])
-        AS a (key, scope, owner, fence, lock, answer)
-    ORDER BY a.key
+    FROM wanted a ORDER BY a.key
 ), held AS MATERIALIZED (
     -- Found through the index, whatever the planner thinks of the table's size, and locked.
     SELECT t.*, a.answer AS given
@@ -212,12 +208,11 @@ UNION ALL
 SELECT key, NULL, {told} FROM asked WHERE NOT free
 
 -- name: release
--- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences (NULL: any), $6 lock numbers
-WITH asked AS MATERIALIZED (
+-- $1 tenant, then what is asked; a fence that is NULL is any
+WITH wanted AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint},
+asked AS MATERIALIZED (
     SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[])
-        AS a (key, scope, owner, fence, lock)
-    ORDER BY a.key
+    FROM wanted a ORDER BY a.key
 ), held AS MATERIALIZED (
     SELECT t.*
     FROM asked a
@@ -249,12 +244,11 @@ UNION ALL
 SELECT key, NULL FROM asked WHERE NOT free
 
 -- name: renew
--- $1 tenant, $2 keys, $3 scopes, $4 owners, $5 fences, $6 lock numbers, $7 lease, $8 ttl, $9 sticky
-WITH asked AS MATERIALIZED (
+-- $1 tenant, then what is asked, $7 lease, $8 ttl, $9 sticky
+WITH wanted AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint},
+asked AS MATERIALIZED (
     SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::bigint[], $6::bigint[])
-        AS a (key, scope, owner, fence, lock)
-    ORDER BY a.key
+    FROM wanted a ORDER BY a.key
 ), held AS MATERIALIZED (
     SELECT t.*, t.now + $7::bigint AS lease,
         CASE WHEN $9::boolean THEN t.expires_at
@@ -283,10 +277,11 @@ UNION ALL
 SELECT key, NULL FROM asked WHERE NOT free
 
 -- name: read
--- $1 tenant, $2 keys, $3 scopes
+-- $1 tenant, then what is asked
+WITH asked AS {asked: key bytea, scope text}
 SELECT t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at, t.purge_at,
        t.attempts, t.answer, {us}
-FROM unnest($2::bytea[], $3::text[]) AS a (key, scope)
+FROM asked a
 CROSS JOIN LATERAL (
     SELECT * FROM oncekey_records r
     WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope OFFSET 0

@@ -1,0 +1,180 @@
+"""The storm of kills and stops on servers: one outcome a key, though its workers come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.conftest import Spawn
+from tests.faults.test_kill_storm import (
+    KEYS,
+    KILLS,
+    NAMES,
+    SCOPE,
+    STOPS,
+    TERMS,
+    TRAPS,
+    WORKERS,
+    Storm,
+    Win,
+)
+from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
+from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
+
+from oncekey import connect
+from oncekey._core.codec import Codec
+from oncekey.models import Key, State, Verdict
+
+
+class Forked:
+    """A worker that another process started: what the storm needs of a ``Popen``."""
+
+    def __init__(self, order: Callable[..., Any], *arguments: object) -> None:
+        self._order = order
+        self.pid: int = order("start", *map(str, arguments))
+        self._code: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = self._order("poll", self.pid)
+        return self._code
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = self._order("wait", self.pid)
+        assert self._code is not None
+        return self._code
+
+
+class ServerStorm(Storm):
+    """The same storm, over a URL."""
+
+    def __init__(self, spawn: Spawn, folder: Path, url: str) -> None:
+        super().__init__(spawn, folder)
+        self.url = url
+        self.parent = spawn(
+            "storm_servers_worker.py",
+            url.partition(":")[0],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[self.writing],
+        )
+
+    def order(self, *order: object) -> Any:
+        assert self.parent.stdin is not None
+        assert self.parent.stdout is not None
+        self.parent.stdin.write(json.dumps(order).encode() + b"\n")
+        self.parent.stdin.flush()
+        return json.loads(self.parent.stdout.readline())
+
+    def start(self, worker: int) -> None:
+        incarnation = self.incarnations[worker]
+        log = self.folder / f"log-{worker}-{incarnation}"
+        arguments = (self.url, worker, incarnation, KEYS, TRAPS, log, self.writing)
+        self.processes[worker] = Forked(self.order, *arguments)  # type: ignore[assignment]
+        self.incarnations[worker] += 1
+
+    def unblock(self) -> None:
+        """Also let zombies go on whose key was taken over by a worker that died telling us so."""
+        super().unblock()
+        with connect(self.url) as store:
+            for zombie, (name, fence) in list(self.zombies.items()):
+                record = store.read(Key(SCOPE, name))
+                if record is not None and record.fence > fence:
+                    self.freed.append(self.zombies.pop(zombie))
+                    self.waking.add(zombie)
+                    self.processes[zombie].send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the workers that a failure has left."""
+        assert self.parent.stdin is not None
+        self.parent.stdin.close()
+        assert self.parent.wait() == 0
+
+
+@pytest.fixture(params=["postgresql", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A server that is empty."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("own_url"))
+    return str(request.getfixturevalue("redis_server").url)
+
+
+def test_storm_on_a_server_leaves_one_outcome_for_each_key(
+    spawn: Spawn, tmp_path: Path, url: str
+) -> None:
+    """Eight workers, 500 keys, kill -9 and SIGSTOP: one outcome a key, and every answer is it."""
+    storm = ServerStorm(spawn, tmp_path, url)
+    try:
+        storm.run()
+    finally:
+        storm.end()
+
+    wins: dict[str, list[Win]] = defaultdict(list)
+    fenced: set[tuple[str, int]] = set()
+    acknowledged: dict[str, list[str]] = defaultdict(list)
+    for kind, name, rest in storm.logs():
+        if kind == "W":
+            fence, attempts, takeover = rest.split()
+            wins[name].append(Win(int(attempts), int(fence), takeover == "1"))
+        elif kind == "F":
+            fenced.add((name, int(rest)))
+        else:
+            acknowledged[name].append(rest)
+
+    store = connect(url)
+    for name in NAMES:
+        _one_outcome(store, name, sorted(wins[name]), fenced, acknowledged[name])
+    store.close()
+
+    # The workers that stopped in a handler until their key was taken over were fenced off.
+    assert storm.freed
+    assert set(storm.freed) <= fenced
+    assert (storm.kills, storm.stops) == (KILLS, STOPS)
+    print(
+        f"{storm.kills} kills, {storm.stops} stops, {len(storm.freed)} zombies freed, "
+        f"{len(fenced)} completions fenced off, "
+        f"{sum(win.takeover for won in wins.values() for win in won)} takeovers"
+    )
+
+
+def _one_outcome(
+    store: Any, name: str, won: list[Win], fenced: set[tuple[str, int]], answers: list[str]
+) -> None:
+    record = store.read(Key(SCOPE, name))
+    assert record is not None
+    assert record.state is State.COMPLETED
+    assert record.answer is not None
+    outcome = json.dumps(Codec().decode(record.answer), sort_keys=True)
+
+    # Nothing acknowledged is lost, and every worker that ever got an answer got this one.
+    assert set(answers) == {outcome}
+    assert len(answers) >= WORKERS
+    for _ in range(2):
+        reply = store.claim(Key(SCOPE, name), os.urandom(16), record.fingerprint, TERMS)
+        assert (reply.verdict, reply.answer) == (Verdict.REPLAY, record.answer)
+
+    # Each win is another attempt with a higher fence, and a later one is always a takeover.
+    assert len({win.attempts for win in won}) == len(won)
+    fences = [win.fence for win in won]
+    assert fences == sorted(set(fences))
+    assert all(win.takeover == (win.attempts > 1) for win in won)
+    # Fences are made of the server's clock: nobody won before the lease of the last was over.
+    for earlier, later in pairwise(fences):
+        assert later - earlier > (TERMS.lease_ms - 1) * 1000
+    # The last to win is the one that counts; a fence that was refused never does.
+    assert (record.fence, record.attempts) == (won[-1].fence, won[-1].attempts)
+    assert json.loads(outcome)["fence"] == record.fence
+    assert (name, record.fence) not in fenced
