@@ -505,7 +505,8 @@ def test_a_batch_outlives_a_deadlock(own_url: str) -> None:
             fetch = store._source.fetch
 
             def counted(lane: str, text: str, args: list[Any], fetch: Any = fetch) -> Any:
-                sent.append(len(args[1]))  # noqa: B023 - called within this turn
+                keys = args[1]
+                sent.append(len(keys) if isinstance(keys, list) else 1)  # noqa: B023 - this turn's
                 return fetch(lane, text, args)
 
             with psycopg.connect(own_url) as other:

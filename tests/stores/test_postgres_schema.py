@@ -21,7 +21,7 @@ from oncekey.cli import main
 from oncekey.errors import InvalidKeyError, StoreConfigError, StoreError
 from oncekey.models import Key, Scope, State, Verdict
 from oncekey.stores import _pg_schema
-from oncekey.stores._pg_calls import SQL
+from oncekey.stores._pg_calls import MANY, ONE, SQL
 from oncekey.stores._pg_schema import MIGRATIONS, Migration
 from oncekey.stores.postgres import PgBackend, PgStore
 
@@ -282,7 +282,7 @@ def test_every_statement_for_a_key_names_tenant_key_and_scope() -> None:
     """No statement may find a record by less than tenant, key and scope."""
     whole_table = {"clear", "sweep", "inspect"}
     looks = 0
-    for name, text in SQL.items():
+    for name, text in [*SQL.items(), *ONE.items(), *MANY.items()]:
         if "oncekey_records" not in text or name in whole_table:
             continue
         for part in re.split(r"FROM oncekey_records r\b", text)[1:]:
@@ -294,7 +294,7 @@ def test_every_statement_for_a_key_names_tenant_key_and_scope() -> None:
         for part in re.split(r"INSERT INTO oncekey_records\b", text)[1:]:
             assert re.match(r"\s+AS t\s+\(tenant, key, scope,", part), name
             assert "ON CONFLICT (tenant, key)" in part, name
-    assert looks >= 6
+    assert looks >= 12
     assert SQL["clear"].endswith("WHERE tenant = $1::text")
 
 

@@ -82,8 +82,8 @@ def named(error: BaseException) -> StoreError:
     if (lost and not state) or state.startswith(("08", "57", "53")):
         return StoreUnavailableError(
             f"PostgreSQL can't be reached, or refused the login ({type(error).__name__}): check "
-            "user, password and database, that the server runs, its address and the network. The "
-            "call may or may not have been carried out"
+            "that the server runs, its address and the network; then check user, password and "
+            "database. The call may or may not have been carried out"
         )
     # Never the server's own text: it may show the row, and so an answer.
     diagnosis = getattr(error, "diag", error)
