@@ -36,6 +36,7 @@ from oncekey import (
 )
 from oncekey.instrument import Event, EventKind
 from oncekey.instrument.logging import LEVELS
+from oncekey.receiver import Settings
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -67,6 +68,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         Once.transaction,
         AsyncOnce.transaction,
     ],
+    "Receivers": [Settings],
     "Memory stores": [MemoryStore, MemoryBackend],
     "SQLite stores": [SQLiteStore, SQLiteBackend],
     "PostgreSQL stores": [PgStore, PgBackend, PgStore.create_schema, PgBackend.create_schema],

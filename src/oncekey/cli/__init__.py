@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from oncekey._version import __version__
-from oncekey.cli import conformance, migrate
+from oncekey.cli import conformance, migrate, providers, send, sign
 from oncekey.errors import OncekeyError
 
 __all__ = ["main"]
@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     conformance.add_to(commands)
     migrate.add_to(commands)
+    providers.add_to(commands)
+    sign.add_to(commands)
+    send.add_to(commands)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

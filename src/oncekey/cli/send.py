@@ -1,0 +1,106 @@
+"""``oncekey send URL PROVIDER FILE...``: sign bodies and send them, once or several times."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from oncekey.cli.sign import add_signing_options, bodies, make_provider, sign_body
+from oncekey.errors import PolicyError
+
+if TYPE_CHECKING:
+    from oncekey.signatures import Provider, SignedRequest
+
+__all__ = ["add_to"]
+
+MOST_COPIES = 10_000
+SHOWN = 200
+
+
+class _Answer(NamedTuple):
+    status: int  # 0: none came
+    milliseconds: float
+    text: str
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "send",
+        help="sign webhook bodies and send them to an endpoint",
+        description="Signs each body as the provider would and sends it to URL. With --times, each "
+        "copy is signed anew under the same event id, as a provider's retries are: a receiver must "
+        "handle the event once. Exits with 1 if an answer is not 2xx.",
+    )
+    parser.add_argument("url", metavar="URL", help="such as http://localhost:8000/webhooks/stripe")
+    parser.add_argument("provider", metavar="PROVIDER", help="such as stripe")
+    add_signing_options(parser)
+    parser.add_argument("--times", type=int, default=1, metavar="N", help="copies of each body")
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="how many to send at the same time"
+    )
+    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Send, and print a line for each answer."""
+    _check(arguments)
+    maker = make_provider(arguments)
+    failed = 0
+    for body in bodies(arguments.files):
+        requests = _copies(maker, arguments, body)
+        with ThreadPoolExecutor(min(arguments.at_once, len(requests))) as pool:
+            answers = list(pool.map(lambda one: _send(one, arguments.timeout), requests))
+        for answer in answers:
+            failed += not 200 <= answer.status < 300
+            status = str(answer.status or "none")
+            print(f"{status:<5} {answer.milliseconds:7.1f} ms  {answer.text}")
+    print(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
+    return 1 if failed else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    try:
+        parts = urlsplit(arguments.url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise PolicyError(f"{arguments.url!r} is no URL to send to; write it like http://host/path")
+    if not 1 <= arguments.times <= MOST_COPIES or not 1 <= arguments.at_once <= 256:
+        raise PolicyError(f"--times must be 1 to {MOST_COPIES}, and --at-once 1 to 256")
+    if not arguments.timeout > 0:
+        raise PolicyError("--timeout must be more than 0 seconds")
+
+
+def _copies(maker: Provider, arguments: argparse.Namespace, body: bytes) -> list[SignedRequest]:
+    if maker.event_id and maker.event_id.startswith("header:") and not arguments.event_id:
+        # The copies are one event: they need one id, which is made up here.
+        arguments = argparse.Namespace(**{**vars(arguments), "event_id": str(uuid.uuid4())})
+    return [sign_body(maker, arguments, arguments.url, body) for _ in range(arguments.times)]
+
+
+def _send(request: SignedRequest, timeout: float) -> _Answer:
+    parts = urlsplit(request.url)
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    begun = time.perf_counter()
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request(request.method, target, request.body, request.headers)
+        answer = connection.getresponse()
+        status, text = answer.status, answer.read(SHOWN).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        status, text = 0, f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    # One line an answer, and nothing in it that a terminal would obey.
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return _Answer(status, (time.perf_counter() - begun) * 1000, shown)

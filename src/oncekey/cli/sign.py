@@ -1,0 +1,144 @@
+"""``oncekey sign PROVIDER FILE...``: sign bodies as a provider would, and print the requests."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncekey.errors import PolicyError
+
+if TYPE_CHECKING:
+    from oncekey.signatures import Provider, SignedRequest
+
+__all__ = ["add_signing_options", "add_to", "bodies", "make_provider", "sign_body"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "sign",
+        help="sign a webhook body as a provider would",
+        description="Prints the signed request: its headers, an empty line, and the body. Secrets "
+        "are read from environment variables only, so that they stay out of the shell's history.",
+    )
+    parser.add_argument("provider", metavar="PROVIDER", help="such as stripe")
+    add_signing_options(parser)
+    parser.add_argument("--url", default="https://example.com/webhooks", help="where it would go")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each body")
+    parser.set_defaults(run=run)
+
+
+def add_signing_options(parser: argparse.ArgumentParser) -> None:
+    """What ``sign`` and ``send`` have in common."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a body each; - is standard input")
+    parser.add_argument(
+        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
+    )
+    parser.add_argument(
+        "--signing-key-env",
+        metavar="NAME",
+        help="the variable with the private key, for providers that sign with a key pair",
+    )
+    parser.add_argument("--method", default="POST")
+    parser.add_argument("--event-id", metavar="ID", help="for providers that put it in a header")
+    parser.add_argument("--now", type=float, metavar="SECONDS", help="the time to sign for")
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="a header to send along (may be given again)",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the provider, such as webhook_id=... (may be given again)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print each request."""
+    maker = make_provider(arguments)
+    for body in bodies(arguments.files):
+        request = sign_body(maker, arguments, arguments.url, body)
+        if arguments.json:
+            fields = request._replace(body=base64.b64encode(request.body))._asdict()
+            fields["body_base64"] = fields.pop("body").decode("ascii")
+            print(json.dumps(fields), flush=True)
+            continue
+        print(f"{request.method} {request.url}")
+        for name, value in request.headers.items():
+            print(f"{name}: {value}")
+        print(flush=True)
+        sys.stdout.buffer.write(request.body + b"\n")
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def make_provider(arguments: argparse.Namespace) -> Provider:
+    """The provider that the arguments describe.
+
+    Raises:
+        PolicyError: A variable is not set, or the provider refuses what it got.
+    """
+    from oncekey.signatures import provider
+
+    options: dict[str, Any] = {}
+    for one in arguments.option:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise PolicyError(f"--option {one!r}: write it as NAME=VALUE")
+        options[name] = value
+    if arguments.secret_env:
+        options["secret"] = _from_environment("--secret-env", arguments.secret_env)
+    if arguments.signing_key_env:
+        options["signing_key"] = _from_environment("--signing-key-env", arguments.signing_key_env)
+    return provider(arguments.provider, **options)
+
+
+def sign_body(
+    maker: Provider, arguments: argparse.Namespace, url: str, body: bytes
+) -> SignedRequest:
+    """Sign one body.
+
+    Raises:
+        PolicyError: A header is not written as one, or the provider can't sign this.
+    """
+    headers = {"Content-Type": "application/json"}
+    for one in arguments.header:
+        name, colon, value = one.partition(":")
+        if not colon or not name.strip():
+            raise PolicyError("--header: write it as 'NAME: VALUE'")
+        headers = {key: kept for key, kept in headers.items() if key.lower() != name.lower()}
+        headers[name.strip()] = value.strip()
+    return maker.sign(
+        arguments.method, url, headers, body, now=arguments.now, event_id=arguments.event_id
+    )
+
+
+def bodies(files: list[str]) -> Iterator[bytes]:
+    """The bytes of each file.
+
+    Raises:
+        PolicyError: A file can't be read.
+    """
+    for name in files:
+        try:
+            yield sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        except OSError as error:
+            raise PolicyError(f"{name} can't be read: {error.strerror}") from None
+
+
+def _from_environment(option: str, name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise PolicyError(f"{option} {name}: the environment variable {name} is not set")
+    return value

@@ -1,0 +1,21 @@
+"""A webhook receiver: raw bytes in, answer out. Verifies, dedups, runs handlers once."""
+
+from __future__ import annotations
+
+from oncekey.receiver.audit import AuditEntry, AuditSink, LogAudit, TableAudit
+from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
+from oncekey.receiver.receiver import AsyncWebhookReceiver, WebhookReceiver
+from oncekey.receiver.settings import Settings
+
+__all__ = [
+    "AsyncWebhookReceiver",
+    "AuditEntry",
+    "AuditSink",
+    "DeadLetter",
+    "LogAudit",
+    "Settings",
+    "TableAudit",
+    "WebhookEvent",
+    "WebhookReceiver",
+    "WebhookResponse",
+]

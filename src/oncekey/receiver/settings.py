@@ -1,0 +1,96 @@
+"""The options of a receiver, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncekey.errors import PolicyError
+from oncekey.models import Terms
+from oncekey.policy import Duration, milliseconds
+from oncekey.receiver.audit import AuditSink
+from oncekey.receiver.events import DeadLetter
+
+__all__ = ["Handler", "Limit", "Settings"]
+
+Handler = Callable[..., Any]
+Limit = tuple[int, int]
+"""So many in so many seconds."""
+
+MIN_RETENTION = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a receiver treats deliveries.
+
+    Attributes:
+        retention: How long an event is remembered, from its first copy. ``None``: as long as the
+            provider retries, at least a day.
+        lease: How long an event is held by a worker that died. A live one renews it.
+        wait: How long a copy waits for another that is being handled, before it is told to retry.
+        max_body_bytes: Larger bodies are refused unread.
+        content_types: What is taken. Empty: anything.
+        on_changed: The same key with another payload: ``first-wins`` answers 2xx as to any copy,
+            ``reject`` answers 409. ``None``: as the provider's rules say.
+        key: Which event a payload is: a function of the payload, for providers without an id, or
+            to use another one. Never derive it from a timestamp or a retry counter.
+        replay_guard: Where the signature does not cover the id, take the signature as the key, so
+            that a captured delivery under a fresh id is a duplicate.
+        transactional: Run handlers in a transaction of the store's database: their writes and the
+            mark commit together.
+        on: Where that transaction is, if not on the store's own connections.
+        namespace: Sets receivers that share a store apart.
+        per_key: At most so many deliveries of one key in so many seconds. ``None``: any number.
+        per_sender: The same for one sender.
+        publishers: A stable identity for each key id, so that a rotated key stays one sender.
+        dead_letters: Called with what a handler gave up by ``PermanentError``.
+        audit: Called with every decision.
+    """
+
+    retention: Duration | None = None
+    lease: Duration = 300
+    wait: Duration = 5
+    max_body_bytes: int = 1_048_576
+    content_types: Iterable[str] = (
+        "application/json",
+        "application/*+json",
+        "application/x-www-form-urlencoded",
+    )
+    on_changed: Literal["first-wins", "reject"] | None = None
+    key: Callable[[Any], str] | None = None
+    replay_guard: bool = False
+    transactional: bool = False
+    on: Any = None
+    namespace: str = "webhook"
+    per_key: Limit | None = (60, 60)
+    per_sender: Limit | None = None
+    publishers: dict[str, str] | None = None
+    dead_letters: Callable[[DeadLetter], Any] | None = None
+    audit: AuditSink | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_changed not in (None, "first-wins", "reject"):
+            raise PolicyError(
+                f"on_changed must be 'first-wins' or 'reject', got {self.on_changed!r}"
+            )
+        if self.max_body_bytes < 1:
+            raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")
+        milliseconds(self.lease, "lease", least=20)
+        milliseconds(self.wait, "wait")
+        for name in ("per_key", "per_sender"):
+            limit = getattr(self, name)
+            if limit is not None and (limit[0] < 1 or limit[1] < 1):
+                raise PolicyError(f"{name} must be (deliveries, seconds), both positive")
+
+    def terms(self, provider_retention: int) -> Terms:
+        """What the store is told. Seen events are remembered as late for another such time."""
+        seconds = self.retention if self.retention is not None else provider_retention
+        lasts = max(milliseconds(seconds, "retention", least=1), MIN_RETENTION * 1000)
+        return Terms(
+            lease_ms=milliseconds(self.lease, "lease", least=20),
+            ttl_ms=lasts,
+            remember_ms=lasts,
+            sticky=True,
+        )

@@ -1,0 +1,433 @@
+"""``Provider``: what every webhook provider can do, whatever its signature looks like."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple, cast
+
+from oncekey.errors import InvalidKeyError, PolicyError
+from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.places import Place, place, value_at
+from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
+from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
+
+__all__ = ["Ack", "Facts", "Item", "Proof", "Provider", "Secrets", "SignedRequest", "as_secrets"]
+
+Secrets = str | bytes | Sequence[str | bytes]
+
+DAY: Final = 86_400
+_AS_DOCUMENTED: Final = "as the provider documents it"
+
+
+class Ack(NamedTuple):
+    """What to answer when a delivery was taken."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+
+
+class SignedRequest(NamedTuple):
+    """A request ready to send. ``provider.verify(*request)`` takes it as it is."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Item(NamedTuple):
+    """One event of a delivery.
+
+    Attributes:
+        event_id: The id to dedup by, where there is one.
+        event_type: What happened, where the provider says.
+        payload: The parsed JSON of this event, or ``None`` if the body is no JSON.
+    """
+
+    event_id: str | None
+    event_type: str | None
+    payload: Any
+
+
+class Proof(NamedTuple):
+    """What a scheme found to be genuine.
+
+    Attributes:
+        signature: The signature in its one spelling.
+        timestamp: When it was signed, if the scheme says.
+        payload: The parsed body, if the scheme had to parse it.
+    """
+
+    signature: str
+    timestamp: float | None = None
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a provider: data, with its source and date. See ``providers.toml``."""
+
+    name: str
+    title: str
+    scheme: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    secret: str = "the signing secret"  # noqa: S105 - what to pass, not a secret
+    event_id: str | None = None
+    event_type: str | None = None
+    batch: str | None = None
+    handshake: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float | None = None
+    max_age: float | None = None
+    retry_seconds: int = 0
+    retries: str = ""
+    timeout_seconds: float | None = None
+    retention_seconds: int = 0
+    ack: Mapping[str, Any] = field(default_factory=dict)
+    factory: str = ""
+    source: str = ""
+    checked: str = ""
+    notes: str = ""
+
+    @property
+    def retention(self) -> int:
+        """Seconds to remember an event: a day longer than the sender may retry it."""
+        return self.retention_seconds or self.retry_seconds + DAY
+
+
+class Provider(ABC):
+    """Verifies and signs the deliveries of one provider. Make one with ``provider("stripe", ...)``.
+
+    Safe to share between threads. Any bytes give a ``Verdict``; only wrong options raise, and
+    they do so when the provider is made.
+
+    Attributes:
+        name: Such as ``stripe``; part of the sender's identity.
+        title: The name that people write.
+        retention_seconds: How long an event must be remembered: the retry horizon and a day.
+        ack: What to answer when a delivery was taken.
+        id_is_signed: Whether the signature covers the event id.
+        event_id: Where the id is, as ``oncekey.signatures.places`` writes it. ``None``: nowhere.
+        event_type: Where the type is.
+        batch: Where the list of events is, if a delivery carries several; ``$`` is the body. The
+            id and type are then looked for in each of them.
+        source, checked, notes: Where the facts come from, when they were read, what to know.
+    """
+
+    body_is_signed: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        facts: Facts,
+        *,
+        account: str = "",
+        tolerance: float | None = None,
+        event_id: str | None = _AS_DOCUMENTED,
+        event_type: str | None = _AS_DOCUMENTED,
+        batch: str | None = _AS_DOCUMENTED,
+    ) -> None:
+        self.facts = facts
+        self.name = facts.name
+        self.title = facts.title
+        self.retention_seconds = facts.retention
+        self.source = facts.source
+        self.checked = facts.checked
+        self.notes = facts.notes
+        self.event_id = facts.event_id if event_id == _AS_DOCUMENTED else event_id
+        self.event_type = facts.event_type if event_type == _AS_DOCUMENTED else event_type
+        self.batch = facts.batch if batch == _AS_DOCUMENTED else batch
+        answer = dict(facts.ack)
+        self.ack = Ack(
+            answer.get("status", 200),
+            answer.get("body", "").encode(),
+            answer.get("type", Ack().content_type),
+        )
+        self.sender = VerifiedWebhookSender(facts.name, account)
+        self._id_place: Place | None = place(self.event_id) if self.event_id else None
+        self._type_place: Place | None = place(self.event_type) if self.event_type else None
+        self._past, self._future = self._window(tolerance)
+
+    def __repr__(self) -> str:
+        """No secret in it."""
+        return f"<{type(self).__name__} {self.name!r} account={self.sender.account!r}>"
+
+    @property
+    def id_is_signed(self) -> bool:
+        """Whether the signature covers the event id; if not, a replay can carry a fresh one."""
+        if self._id_place is None:
+            return True
+        covered = self.signed_headers()
+        return all(name in covered for name in self._id_place.headers) and (
+            self.body_is_signed or not self._id_place.in_body
+        )
+
+    @property
+    def tolerance(self) -> tuple[float, float] | None:
+        """Seconds into the past and into the future that are accepted; ``None``: no timestamp."""
+        return None if self.facts.tolerance is None else (self._past, self._future)
+
+    def signed_headers(self) -> frozenset[str]:
+        """The headers that the signature covers, in lower case."""
+        return frozenset()
+
+    # --- verify ----------------------------------------------------------------------------
+
+    def verify(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders | Headers,
+        body: bytes,
+        *,
+        now: float | None = None,
+    ) -> Verdict:
+        """Say whether a delivery is genuine, and which event it is.
+
+        Args:
+            method: Such as ``POST``.
+            url: The whole URL as the provider called it. Behind a proxy, see ``public_url``.
+            headers: All headers: a mapping, or pairs so that repeated ones can be seen.
+            body: The raw bytes, as they came over the wire.
+            now: Seconds since 1970, for tests; the system clock if not given.
+
+        Raises:
+            TypeError: The body is not bytes.
+        """
+        delivery = as_delivery(method, url, headers, body)
+        try:
+            if len(delivery.url) > MAX_URL:
+                raise Rejection("url_malformed", f"the URL has more than {MAX_URL} characters")
+            proof = self._prove(delivery, time.time() if now is None else now)
+            return self._genuine(delivery, proof)
+        except Rejection as found:
+            return Verdict.rejected(found.code, found.message)
+
+    @abstractmethod
+    def _prove(self, delivery: Delivery, now: float) -> Proof:
+        """Check the signature and the clock.
+
+        Raises:
+            Rejection: With the code of the first thing that is wrong.
+        """
+
+    def _genuine(self, delivery: Delivery, proof: Proof) -> Verdict:
+        event_id: str | None = None
+        if self.batch:
+            self._items(delivery.headers, self._payload(delivery, proof))
+        elif self._id_place is not None:
+            payload = self._payload(delivery, proof) if self._id_place.in_body else None
+            event_id = self._id_place.read(delivery.headers, payload)
+            if event_id is None and not self._is_handshake(delivery, proof):
+                raise Rejection("id_missing", f"the delivery has no event id at {self.event_id}")
+        return Verdict(
+            True,
+            OK,
+            sender=self.sender,
+            event_id=event_id,
+            id_is_signed=self.id_is_signed,
+            timestamp=proof.timestamp,
+            signature=proof.signature,
+        )
+
+    def _payload(self, delivery: Delivery, proof: Proof) -> Any:
+        return json_body(delivery.body) if proof.payload is None else proof.payload
+
+    # --- events ----------------------------------------------------------------------------
+
+    def items(self, headers: RawHeaders | Headers, body: bytes) -> list[Item]:
+        """The events of a delivery that was verified: one, or those of a batch.
+
+        Raises:
+            InvalidKeyError: The body can't be split. Never after an ``ok`` verdict.
+        """
+        fields = headers if isinstance(headers, Headers) else Headers(headers)
+        try:
+            try:
+                payload = json_body(body)
+            except Rejection:
+                if self.batch:
+                    raise
+                payload = None
+            if self.batch:
+                return self._items(fields, payload)
+            return [self._item(fields, payload)]
+        except Rejection as found:
+            raise InvalidKeyError(found.message) from None
+
+    def _item(self, headers: Headers, payload: Any) -> Item:
+        event_id = self._id_place.read(headers, payload) if self._id_place else None
+        event_type = self._type_place.read(headers, payload) if self._type_place else None
+        return Item(event_id, event_type, payload)
+
+    def _items(self, headers: Headers, payload: Any) -> list[Item]:
+        found = value_at(payload, self.batch or "$")
+        if not isinstance(found, list) or not found:
+            raise Rejection("body_malformed", f"the body has no list of events at {self.batch}")
+        items = [self._item(headers, one) for one in found]
+        if self._id_place is not None and any(item.event_id is None for item in items):
+            raise Rejection("id_missing", f"an event of the batch has no id at {self.event_id}")
+        return items
+
+    def handshake(self, body: bytes) -> Ack | None:
+        """The answer to the provider's own test of the endpoint, if the delivery is one.
+
+        Such a delivery carries no event: verify it, answer it, and do nothing else.
+        """
+        rule = self.facts.handshake
+        if not rule:
+            return None
+        try:
+            payload = json_body(body)
+        except Rejection:
+            return None
+        if not self._matches_handshake(payload):
+            return None
+        echo = value_at(payload, rule["echo"]) if "echo" in rule else ""
+        text = echo if isinstance(echo, str) else ""
+        return Ack(rule.get("status", 200), text.encode("utf-8", "replace"))
+
+    def _is_handshake(self, delivery: Delivery, proof: Proof) -> bool:
+        return bool(self.facts.handshake) and self._matches_handshake(
+            self._payload(delivery, proof)
+        )
+
+    def _matches_handshake(self, payload: Any) -> bool:
+        rule = self.facts.handshake
+        found, wanted = value_at(payload, rule["path"]), rule["equals"]
+        return type(found) is type(wanted) and found == wanted
+
+    # --- sign ------------------------------------------------------------------------------
+
+    def sign(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders | Headers,
+        body: bytes,
+        *,
+        now: float | None = None,
+        event_id: str | None = None,
+    ) -> SignedRequest:
+        """Sign a request as the provider would, for tests and for sending.
+
+        Args:
+            method: Such as ``POST``.
+            url: Where it will be sent.
+            headers: What it carries already.
+            body: The raw bytes. Where the signature is in the body, it must be a JSON object.
+            now: Seconds since 1970 to sign for; the system clock if not given.
+            event_id: The id to send, for providers that put it in a header; random if not given.
+
+        Raises:
+            PolicyError: This can't be signed: the private key is missing, the body doesn't fit,
+                or an ``event_id`` was given although the provider reads it from the body.
+        """
+        delivery = as_delivery(method, url, headers, body)
+        fields: dict[str, str] = {}
+        for name, value in delivery.headers.items():
+            fields[name] = f"{fields[name]}, {value}" if name in fields else value
+        self._put_event_id(fields, event_id)
+        moment = time.time() if now is None else now
+        return self._sign(SignedRequest(method, url, fields, delivery.body), moment)
+
+    @abstractmethod
+    def _sign(self, request: SignedRequest, now: float) -> SignedRequest: ...
+
+    def _put_event_id(self, fields: dict[str, str], event_id: str | None) -> None:
+        first = self._id_place.parts[0] if self._id_place is not None else None
+        if first is not None and first.names:
+            if event_id is not None:
+                put_header(fields, first.names[0], event_id)
+            elif not any(name.lower() in fields for name in first.names):
+                put_header(fields, first.names[0], str(uuid.uuid4()))
+        elif event_id is not None:
+            where = f"from the body at {self.event_id}: put it there" if first else "nowhere"
+            raise PolicyError(f"{self.name} reads the event id {where}; don't pass event_id=")
+
+    # --- options ---------------------------------------------------------------------------
+
+    def _window(self, tolerance: float | None) -> tuple[float, float]:
+        facts = self.facts
+        if tolerance is None:
+            both = facts.tolerance or 0
+            return (facts.max_age or both, both)
+        if facts.tolerance is None:
+            raise PolicyError(
+                f"{self.name} signs no timestamp, so there is nothing to hold a tolerance against; "
+                "leave tolerance= out and let the dedup store catch replays"
+            )
+        if not isinstance(tolerance, (int, float)) or not 0 < tolerance <= 30 * DAY:
+            raise PolicyError(
+                f"tolerance is {tolerance!r}; give seconds, more than 0, up to 30 days"
+            )
+        return (tolerance, tolerance)
+
+    def _check_clock(self, timestamp: float, now: float) -> None:
+        check_clock(timestamp, now, self._past, self._future)
+
+
+def put_header(fields: dict[str, str], name: str, value: str) -> None:
+    """Set a header, in place of one of the same name in any letter case."""
+    for there in [key for key in fields if key.lower() == name.lower()]:
+        del fields[there]
+    fields[name] = value
+
+
+def as_secrets(
+    facts: Facts, secret: Secrets | None, previous: Secrets | None = None
+) -> list[str | bytes]:
+    """All secrets in one list, the current ones first.
+
+    Raises:
+        PolicyError: None was given, or one is empty or of another type.
+    """
+    found: list[str | bytes] = []
+    for name, given in (("secret", secret), ("previous", previous)):
+        if given is None and name == "previous":
+            continue
+        several = [given] if isinstance(given, (str, bytes)) or given is None else list(given)
+        if not several or any(not one for one in several):
+            raise PolicyError(
+                f"{name}= is empty: pass {facts.secret} of {facts.title}. An environment variable "
+                "that is not set is the usual cause"
+            )
+        for one in several:
+            if not isinstance(one, (str, bytes)):
+                raise PolicyError(f"{name}= must be text or bytes, got {type(one).__name__}")
+            if isinstance(one, str) and one != one.strip():
+                raise PolicyError(f"{name}= has white space around it; strip it, a line end mostly")
+            found.append(one)
+    return found
+
+
+def as_bytes(facts: Facts, secret: str | bytes) -> bytes:
+    """A secret's UTF-8 bytes.
+
+    Raises:
+        PolicyError: It can't be encoded.
+    """
+    if isinstance(secret, bytes):
+        return secret
+    try:
+        return secret.encode()
+    except UnicodeEncodeError:
+        raise PolicyError(f"the secret of {facts.title} is not valid text") from None
+
+
+def object_body(facts: Facts, body: bytes) -> dict[str, Any]:
+    """The body as a JSON object to put a signature into.
+
+    Raises:
+        PolicyError: It is none.
+    """
+    try:
+        payload = json_body(body)
+    except Rejection:
+        payload = None
+    if not isinstance(payload, dict):
+        raise PolicyError(f"{facts.title} signs inside the body: give a JSON object")
+    return cast("dict[str, Any]", payload)

@@ -1,0 +1,149 @@
+"""Providers whose checks may have to ask somebody: who has the key, or whether a nonce was used.
+
+The checks are a generator that yields what it asks for, so that they are written once for
+``verify`` and ``averify``, and neither hides a loop or a thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import abstractmethod
+from collections.abc import Generator
+from typing import Any, NoReturn, TypeVar
+
+from oncekey._core.drive import Op
+from oncekey.errors import BackendMismatchError
+from oncekey.signatures.algorithms import SignatureKey
+from oncekey.signatures.base import Facts, Provider
+from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.jwks import FetchedKeys, KeySet
+from oncekey.signatures.nonces import Nonces
+from oncekey.signatures.strict import Rejection
+from oncekey.signatures.verdict import Verdict
+
+__all__ = ["CheckedProvider", "Checks", "arun_checks", "run_checks"]
+
+T = TypeVar("T")
+Checks = Generator[Op, Any, T]
+
+
+def run_checks(checks: Checks[T]) -> T:
+    """Run checks that ask only what can be answered at once.
+
+    Raises:
+        BackendMismatchError: Something must be awaited.
+    """
+    try:
+        step = next(checks)
+        while True:
+            try:
+                answer = getattr(step.on, step.method)(*step.args)
+                if inspect.isawaitable(answer):
+                    if inspect.iscoroutine(answer):
+                        answer.close()
+                    raise BackendMismatchError("this must be awaited: use averify")
+            except BaseException as error:  # noqa: BLE001 - the checks decide what it means
+                step = checks.throw(error)
+            else:
+                step = checks.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def arun_checks(checks: Checks[T]) -> T:
+    """Run checks, awaiting what must be awaited."""
+    try:
+        step = next(checks)
+        while True:
+            try:
+                answer = getattr(step.on, step.method)(*step.args)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            except BaseException as error:  # noqa: BLE001 - the checks decide what it means
+                step = checks.throw(error)
+            else:
+                step = checks.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+class CheckedProvider(Provider):
+    """A provider whose checks are written once, for ``verify`` and ``averify``."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        *,
+        keys: KeySet | FetchedKeys,
+        nonces: Nonces | None,
+        signing_key: SignatureKey | None,
+        key_id: str,
+        **common: Any,
+    ) -> None:
+        super().__init__(facts, **common)
+        self._keys, self._nonces = keys, nonces
+        self.signing_key, self.key_id = signing_key, key_id
+
+    @property
+    def is_async(self) -> bool:
+        """Whether something must be awaited, so that only ``averify`` works."""
+        return self._keys.is_async or (self._nonces is not None and self._nonces.is_async)
+
+    def verify(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders | Headers,
+        body: bytes,
+        *,
+        now: float | None = None,
+    ) -> Verdict:
+        """Say whether a delivery is genuine, and which event it is. See ``Provider.verify``.
+
+        Raises:
+            TypeError: The body is not bytes.
+            BackendMismatchError: Keys or nonces must be awaited: use ``averify``.
+            StoreError: The nonces can't be looked up: answer so that the sender retries.
+        """
+        if self.is_async:
+            raise BackendMismatchError(
+                f"{self.name}: the keys or the nonces must be awaited: use averify"
+            )
+        delivery = as_delivery(method, url, headers, body)
+        return run_checks(self._verdict(delivery, time.time() if now is None else now))
+
+    async def averify(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders | Headers,
+        body: bytes,
+        *,
+        now: float | None = None,
+    ) -> Verdict:
+        """``verify``, where keys or nonces are awaited.
+
+        Raises:
+            TypeError: The body is not bytes.
+            StoreError: The nonces can't be looked up: answer so that the sender retries.
+        """
+        delivery = as_delivery(method, url, headers, body)
+        return await arun_checks(self._verdict(delivery, time.time() if now is None else now))
+
+    def _verdict(self, delivery: Delivery, now: float) -> Checks[Verdict]:
+        try:
+            return (yield from self._checks(delivery, now))
+        except Rejection as found:
+            return Verdict.rejected(found.code, found.message)
+
+    @abstractmethod
+    def _checks(self, delivery: Delivery, now: float) -> Checks[Verdict]:
+        """All checks, in their order.
+
+        Raises:
+            Rejection: With the code of the first thing that is wrong.
+        """
+
+    def _prove(self, delivery: Delivery, now: float) -> NoReturn:
+        raise NotImplementedError("_checks stands in its place")

@@ -1,0 +1,140 @@
+"""Where a delivery carries its event id or type, written as a short text.
+
+==================================  =============================================================
+``id``, ``data.items[0].id``        in the JSON body, as in ``oncekey.keys.json_path``
+``header:X-GitHub-Delivery``        in a header
+``header:X-New-Id|X-Old-Id``        in the first of these headers that is there
+``id+type``                         both, joined with a colon (a colon inside is escaped)
+``id+type?``                        the type too, where there is one
+``sha256:event.type+event.data``    SHA-256 of the canonical JSON of these values
+==================================  =============================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from oncekey.canonical import canonicalize
+from oncekey.errors import CanonicalJSONError, InvalidKeyError, PolicyError
+from oncekey.keys import MAX_KEY_LENGTH, _parse_path, _step, _usable
+from oncekey.signatures.delivery import Headers
+from oncekey.signatures.strict import one_header
+
+__all__ = ["Place", "place", "value_at"]
+
+_HASHED: Final = "sha256:"
+_HEADER: Final = "header:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One value: ``names`` of headers, or else a ``path`` in the body."""
+
+    names: tuple[str, ...]
+    path: str
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A parsed place. ``text`` is how it was written."""
+
+    text: str
+    parts: tuple[_Part, ...]
+    hashed: bool
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the body must be parsed to read it."""
+        return any(not part.names for part in self.parts)
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers it is read from, in lower case."""
+        return tuple(name.lower() for part in self.parts for name in part.names)
+
+    def read(self, headers: Headers, payload: Any) -> str | None:
+        """What stands there, as text of 1 to 255 characters, or ``None``.
+
+        Args:
+            headers: The delivery's headers.
+            payload: The parsed body; anything, if no part is in the body.
+
+        Raises:
+            Rejection: A header came twice, or is too long.
+        """
+        values: list[Any] = []
+        for part in self.parts:
+            value = _value(part, headers, payload)
+            if value is None and not part.optional:
+                return None
+            values.append(value)
+        try:
+            if self.hashed:
+                return hashlib.sha256(canonicalize(values)).hexdigest()
+            if len(values) == 1:
+                return _usable(values[0], self.text)
+            texts = ["" if value is None else _text(value, self.text) for value in values]
+        except (CanonicalJSONError, InvalidKeyError):
+            return None
+        joined = ":".join(text.replace("%", "%25").replace(":", "%3A") for text in texts)
+        joined = joined.rstrip(":")
+        return joined if len(joined) <= MAX_KEY_LENGTH else None
+
+
+def _value(part: _Part, headers: Headers, payload: Any) -> Any:
+    if part.names:
+        if not any(name in headers for name in part.names):
+            return None
+        found = one_header(headers, *part.names)
+        # An id that is not plain text is none: two servers would decode it to two ids.
+        return found if found.isascii() and found.isprintable() and found.strip() else None
+    return value_at(payload, part.path)
+
+
+def _text(value: Any, path: str) -> str:
+    # Adyen's "success" is true or "true"; both mean the same event.
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _usable(value, path)
+
+
+def value_at(payload: Any, path: str) -> Any:
+    """What stands at ``path`` in a parsed body, or ``None``. ``$`` is the body itself."""
+    value = payload
+    if path == "$":
+        return value
+    try:
+        for step in _parse_path(path):
+            value = _step(value, step, path)
+    except InvalidKeyError:
+        return None
+    return value
+
+
+@lru_cache(maxsize=256)
+def place(text: str) -> Place:
+    """Parse a place.
+
+    Raises:
+        PolicyError: If it is not one.
+    """
+    rest = text.removeprefix(_HASHED)
+    parts: list[_Part] = []
+    for one in rest.split("+"):
+        optional = one.endswith("?")
+        one = one.removesuffix("?")
+        names = tuple(one.removeprefix(_HEADER).split("|")) if one.startswith(_HEADER) else ()
+        if not all(names) or not one:
+            raise PolicyError(
+                f"{text!r} is no place for an id; write it like data.id, or header:X-Event-Id"
+            )
+        if not names:
+            _parse_path(one)
+        parts.append(_Part(names, "" if names else one, optional))
+    if all(part.optional for part in parts):
+        raise PolicyError(f"{text!r} is all optional; at least one part must be there")
+    return Place(text, tuple(parts), rest != text)

@@ -1,0 +1,107 @@
+"""``provider("stripe", secret=...)``: every provider that is known, from one table.
+
+The table is ``providers.toml``: facts with their source and date, and no code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from oncekey.errors import PolicyError
+from oncekey.signatures.base import Facts, Provider, Secrets
+
+__all__ = ["provider", "providers"]
+
+SCHEMES: Final = MappingProxyType(
+    {
+        "hmac": "oncekey.signatures.hmac_schemes:HmacProvider",
+        "standard-webhooks": "oncekey.signatures.standard_webhooks:StandardWebhooksProvider",
+        "twilio": "oncekey.signatures.twilio:TwilioProvider",
+        "paypal": "oncekey.signatures.paypal:PayPalProvider",
+        "adyen": "oncekey.signatures.adyen:AdyenProvider",
+        "mailgun": "oncekey.signatures.mailgun:MailgunProvider",
+        "key-pair": "oncekey.signatures.asymmetric:KeyPairProvider",
+    }
+)
+
+
+@cache
+def providers() -> dict[str, Facts]:
+    """What is known of every provider, by name, in the order of the table."""
+    text = files("oncekey.signatures").joinpath("providers.toml").read_text("utf-8")
+    return {name: Facts(name=name, **row) for name, row in tomllib.loads(text).items()}
+
+
+def provider(
+    name: str,
+    secret: Secrets | None = None,
+    *,
+    previous: Secrets | None = None,
+    account: str = "",
+    tolerance: float | None = None,
+    **options: Any,
+) -> Provider:
+    """A provider's verifier and signer.
+
+    Args:
+        name: Lower case with hyphens, such as ``stripe``. ``providers()`` has them all.
+        secret: The shared secret, or for key pairs the public key; or several of them.
+        previous: Older ones that are still accepted, while the provider changes over.
+        account: Which of your endpoints or accounts the secret belongs to. Part of the sender's
+            identity, so two accounts never share an event id.
+        tolerance: Seconds that the clocks may differ, either way; the provider's if not given.
+        **options: ``event_id``, ``event_type`` and ``batch`` say where to look instead of where
+            the provider documents it (``event_id=None``: there is none, your key strategy finds
+            one). Some take more: ``public_url`` (providers that sign the URL), ``webhook_id`` and
+            ``fetch`` (PayPal), ``signing_key`` (to sign with a key pair, for tests).
+
+    Raises:
+        PolicyError: No such provider or option, or a secret that is empty or can't be one. It is
+            a ``ValueError``, and says what to pass.
+
+    Example:
+        >>> stripe = provider("stripe", secret="whsec_test")
+        >>> request = stripe.sign("POST", "https://example.com/", {}, b'{"id": "evt_1"}')
+        >>> verdict = stripe.verify(*request)
+        >>> verdict.ok, verdict.event_id, verdict.sender.as_sender_identity()
+        (True, 'evt_1', 'stripe:')
+    """
+    facts = providers().get(name)
+    if facts is None:
+        near = ", ".join(providers())
+        raise PolicyError(
+            f"there is no provider {name!r}; known are {near}. For another one, see hmac_provider"
+        )
+    given: dict[str, Any] = {"secret": secret, "account": account, **options}
+    if previous is not None:
+        given["previous"] = previous
+    if tolerance is not None:
+        given["tolerance"] = tolerance
+    if facts.factory:
+        return cast("Provider", _load(facts.factory)(**given))
+    make = _load(SCHEMES[facts.scheme])
+    known = _options(make)
+    if unknown := sorted(set(given) - known):
+        raise PolicyError(
+            f"{name} has no option {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
+        )
+    return cast("Provider", make(facts, **given))
+
+
+def _load(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return cast("Callable[..., Any]", getattr(import_module(module), name))
+
+
+def _options(make: Callable[..., Any]) -> set[str]:
+    """The keywords of a provider's class and of the class that they have in common."""
+    own = inspect.signature(make).parameters.values()
+    common = inspect.signature(Provider).parameters.values()
+    return {one.name for one in (*own, *common) if one.kind is one.KEYWORD_ONLY}

@@ -1,0 +1,102 @@
+"""What a verifier says of a delivery, and who it proved the sender to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["CODES", "OK", "Nonce", "Verdict", "VerifiedWebhookSender"]
+
+OK: Final = "ok"
+
+CODES: Final[dict[str, str]] = {
+    # code: what a person can do about it. Schemes with codes of their own (AdCP) add theirs.
+    OK: "the signature is right",
+    "header_missing": "send the signature header that the provider documents",
+    "header_malformed": "send the signature header once, in the form that the provider documents",
+    "timestamp_missing": "send the timestamp that the signature covers",
+    "timestamp_malformed": "send the timestamp as whole seconds, or as the provider documents it",
+    "timestamp_too_old": "check the clocks on both sides; a captured delivery can't be sent again",
+    "timestamp_in_future": "check the clocks on both sides",
+    "signature_mismatch": "check the secret, and that the raw bytes of the body are verified: "
+    "parsing and writing JSON again changes them",
+    "url_malformed": "call the endpoint by a URL of at most 8192 characters",
+    "body_malformed": "send the body that the provider documents, with no name twice in an object",
+    "id_missing": "the delivery has no event id where the provider puts it",
+    "key_unknown": "the key that signed is not known here: check the key id and the key set",
+    "replayed": "the same signed delivery came before under another id",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedWebhookSender:
+    """A sender whose signature was verified. Only verifiers make one; a payload can't name it.
+
+    Attributes:
+        provider: The provider's name, such as ``stripe``.
+        account: Which of your endpoints or accounts the secret belongs to.
+        key_id: Which key signed, where the scheme names one.
+        publisher: The stable identity that the key was mapped to, if any.
+    """
+
+    provider: str
+    account: str = ""
+    key_id: str = ""
+    publisher: str = ""
+
+    def as_sender_identity(self) -> str:
+        """The name to dedup under: it stays the same when a secret or key is rotated.
+
+        The publisher where one is mapped; else provider and account; else the key itself.
+        """
+        parts: tuple[str, ...] = (self.provider, self.account)
+        if self.publisher:
+            parts = ("publisher", self.publisher)
+        if not self.publisher and not self.account and self.key_id:
+            parts = (self.provider, "key", self.key_id)
+        return ":".join(part.replace("%", "%25").replace(":", "%3A") for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Nonce:
+    """A number used once: whoever accepts the delivery must not have seen it before."""
+
+    key_id: str
+    value: str
+    lasts_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier found. Any bytes give one; a verifier raises only for its own options.
+
+    Attributes:
+        ok: Whether the delivery is genuine.
+        code: ``ok``, or a stable name of the first thing that is wrong.
+        sender: Who sent it, if it is genuine.
+        event_id: The provider's id of the event, where there is one.
+        id_is_signed: Whether the signature covers that id. If not, a captured delivery can be
+            sent again under a fresh one.
+        message: What a person can do about it. Holds no secret and nothing of the body.
+        timestamp: When it was signed, seconds since 1970, where the scheme says.
+        signature: The signature that was right, to recognise the same delivery under a new id.
+        nonce: What must be used once, where the scheme has one.
+    """
+
+    ok: bool
+    code: str
+    sender: VerifiedWebhookSender | None = None
+    event_id: str | None = None
+    id_is_signed: bool = True
+    message: str = ""
+    timestamp: float | None = None
+    signature: str = field(default="", repr=False)
+    nonce: Nonce | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @classmethod
+    def rejected(cls, code: str, message: str = "") -> Verdict:
+        """A verdict that says what is wrong."""
+        return cls(False, code, message=message or CODES.get(code, ""))
