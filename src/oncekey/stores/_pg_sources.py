@@ -21,6 +21,8 @@ __all__ = ["AsyncSource", "Source", "async_source", "sync_source"]
 
 LANES: Final = ("claim", "settle", "other")
 CONNECT_SECONDS: Final = 10
+# A plan that was made while the table was tiny would go on scanning it when it has grown.
+KEEP_TO_INDEX: Final = "SET enable_seqscan = off"
 SPARE: Final = 8  # connections that wait for the next transaction
 
 Rows = list[Any]
@@ -183,6 +185,8 @@ class PsycopgSource(Forking):
         if old is not None:
             old.close()
         connection = self._open[lane] = self._new()
+        if self._prepare:
+            connection.execute(KEEP_TO_INDEX)
         return connection
 
     def _new(self) -> Any:
@@ -382,6 +386,8 @@ class AsyncPsycopgSource(_PerLoop):
                     if link.connection is not None:
                         await link.connection.close()
                     link.connection = await self._new()
+                    if self._prepare:
+                        await link.connection.execute(KEEP_TO_INDEX)
                 return await _arun(link.connection, sql, args, self._prepare)
         except StoreError:
             raise
@@ -478,6 +484,8 @@ class AsyncpgSource(_PerLoop):
                 if link.connection is None or link.connection.is_closed():
                     link.connection = await self._new()
                     link.prepared = {}
+                    if self._prepare:
+                        await link.connection.execute(KEEP_TO_INDEX)
                 if not self._prepare:
                     async with link.connection.transaction():  # a pooler keeps one server for it
                         return list(await link.connection.fetch(sql, *args))

@@ -33,7 +33,7 @@ seen AS MATERIALIZED (
 ), open AS MATERIALIZED (
     SELECT a.*, {guard} AND {lock}(a.lock) AS free
     FROM asked a
-    WHERE NOT EXISTS (SELECT FROM seen WHERE seen.key = a.key)
+    WHERE a.key NOT IN (SELECT seen.key FROM seen)  -- hashed, where NOT EXISTS would be a loop
     ORDER BY a.key
 ), taken AS (
     INSERT INTO oncekey_records AS t
@@ -128,7 +128,7 @@ seen AS MATERIALIZED (
 ), open AS MATERIALIZED (
     SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
     FROM asked a
-    WHERE NOT EXISTS (SELECT FROM seen WHERE seen.key = a.key)
+    WHERE a.key NOT IN (SELECT seen.key FROM seen)  -- hashed, where NOT EXISTS would be a loop
     ORDER BY a.key
 ), marked AS (
     INSERT INTO oncekey_records AS t
@@ -328,13 +328,16 @@ WITH turn AS MATERIALIZED (
     SELECT ('(' || page || ',0)')::tid AS low, ('(' || page + $1::bigint || ',0)')::tid AS high
     FROM turn
 ), dead AS MATERIALIZED (
-    SELECT t.tenant, t.key FROM oncekey_records t
+    SELECT t.tableoid AS part, t.ctid AS place FROM oncekey_records t
     WHERE t.ctid >= (SELECT low FROM span) AND t.ctid < (SELECT high FROM span)
         AND t.purge_at <= (SELECT at FROM cut)
     FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM oncekey_records t USING dead d
-    WHERE t.tenant = d.tenant AND t.key = d.key AND t.purge_at <= (SELECT at FROM cut)
+    -- By their place, which needs no join; the second condition is for tables in partitions.
+    DELETE FROM oncekey_records t
+    WHERE t.ctid = ANY (ARRAY(SELECT place FROM dead))
+        AND (t.tableoid, t.ctid) IN (SELECT part, place FROM dead)
+        AND t.purge_at <= (SELECT at FROM cut)
     RETURNING 1
 ), moved AS (
     UPDATE oncekey_state s
