@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import threading
@@ -288,8 +289,9 @@ def test_batches_dedup_each_item_and_answer_once() -> None:
 def test_transactional_handler_commits_with_the_mark(tmp_path: Path) -> None:
     """Effect and mark commit together; an error undoes both; a dead letter undoes the effect."""
     path = tmp_path / "app.db"
-    with sqlite3.connect(path) as own:
+    with contextlib.closing(sqlite3.connect(path)) as own:
         own.execute("CREATE TABLE effects (id TEXT)")
+        own.commit()
     fail = [True]
 
     def handle(one: WebhookEvent, tx: Any) -> None:
@@ -300,7 +302,7 @@ def test_transactional_handler_commits_with_the_mark(tmp_path: Path) -> None:
             raise ValueError("not now")
 
     def effects() -> int:
-        with sqlite3.connect(path) as own:
+        with contextlib.closing(sqlite3.connect(path)) as own:
             return int(own.execute("SELECT count(*) FROM effects").fetchone()[0])
 
     with SQLiteStore(path) as store:
@@ -349,7 +351,7 @@ def test_every_decision_is_audited_without_secrets(tmp_path: Path) -> None:
     deliver(receiver, event())
     receiver.receive("POST", "https://x.example/h", JSON, event())
     audit.close()
-    with sqlite3.connect(path) as own:
+    with contextlib.closing(sqlite3.connect(path)) as own:
         rows = own.execute("SELECT outcome, status, sender, key_hash FROM oncekey_audit").fetchall()
     assert [row[:2] for row in rows] == [("first", 200), ("duplicate", 200), ("rejected", 401)]
     assert rows[0][3] == rows[1][3] != ""
