@@ -331,9 +331,12 @@ class _Block:
         return tx
 
     def _left(self) -> None:
-        for variable, token in reversed(self._tokens):
-            variable.reset(token)
-        self._tokens = []
+        tokens, self._tokens = self._tokens, []
+        for variable, token in reversed(tokens):
+            try:
+                variable.reset(token)
+            except ValueError:
+                pass  # a coroutine that is thrown away ends in another context than its own
 
     def _enter_flow(self) -> Flow[_Entered]:
         entered = yield from _enter(self._store, self._on, self._job)
