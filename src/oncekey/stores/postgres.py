@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
-from oncekey.errors import OncekeyError, StoreConfigError, StoreError, TransactionRefusedError
+from oncekey.errors import OncekeyError, StoreConfigError, StoreError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict, check_text
 from oncekey.stores._answers import Answers
@@ -26,18 +26,9 @@ from oncekey.stores._hands import (
     Transactions,
     driver_error,
 )
-from oncekey.stores._links import Link, ended_refused, sync_link
-from oncekey.stores._pg_calls import (
-    CLAIM_IN,
-    COMPLETE_IN,
-    SQL,
-    Statement,
-    claim_arguments,
-    claim_reply,
-    complete_arguments,
-    is_fence,
-    run_jobs,
-)
+from oncekey.stores._links import Link, sync_link
+from oncekey.stores._pg_book import PgBook
+from oncekey.stores._pg_calls import SQL, Statement, is_fence, run_jobs
 from oncekey.stores._pg_errors import named
 from oncekey.stores._pg_listen import AsyncListener, Listener
 from oncekey.stores._pg_schema import check, migrate
@@ -176,51 +167,6 @@ async def _adrive(steps: Steps, execute: Callable[[str, list[Any]], Awaitable[An
                 statement = steps.send(rows)
     except StopIteration as stop:
         return stop.value
-
-
-class _PgBook:
-    """The records on a connection of a caller's: see ``Transactional``."""
-
-    flavour = "postgresql"
-
-    def __init__(self, tenant: str, store_id: str) -> None:
-        self._tenant = tenant
-        self._store_id = store_id
-        self._transaction = ""
-
-    def claim(
-        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
-        args = claim_arguments(self._tenant, key, owner, fingerprint, terms)
-        rows = yield CLAIM_IN, [*args, self._store_id, joined]
-        row = rows[0]
-        store_id, isolation, transaction = row[10:]
-        if store_id != self._store_id:
-            raise TransactionRefusedError(
-                "this connection is to another database, or another schema, than the store's: the "
-                "claim would not protect your writes. Use a store on the same database"
-            )
-        if row[1] is None and joined and isolation not in ("read committed", "read uncommitted"):
-            raise TransactionRefusedError(
-                f"this transaction is {isolation}: it can't see what others committed since it "
-                "began, and oncekey can't begin it anew. Open it as READ COMMITTED, or let "
-                "oncekey open it: pass a connection without an open transaction"
-            )
-        self._transaction = transaction
-        return claim_reply(row, owner, fingerprint, terms)
-
-    def complete(
-        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
-        args = complete_arguments(self._tenant, key, owner, fence, answer, terms)
-        rows = yield COMPLETE_IN, [*args, self._transaction]
-        if rows and rows[0][2] != self._transaction:
-            raise ended_refused("connection")
-        return bool(rows) and rows[0][1] is True
-
-    @staticmethod
-    def named(error: BaseException) -> StoreError:
-        return named(error)
 
 
 class PgStore(_Face, Transactions, Store, Sweepable, Forking):
@@ -410,7 +356,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     def hand(self, on: Any) -> SqlHand:
         """See ``Transactional``."""
         take = self._own_link if on is None else lambda: sync_link(on)
-        return SqlHand(take, lambda: _PgBook(self.tenant, self.store_id))
+        return SqlHand(take, lambda: PgBook(self.tenant, self.store_id))
 
     def _own_link(self) -> Link:
         if not isinstance(self.source, str):
@@ -656,8 +602,8 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         take = self._own_link if on is None else lambda: async_link(on)
         return AsyncSqlHand(take, self._book)
 
-    async def _book(self) -> _PgBook:
-        return _PgBook(self.tenant, await self.store_id())
+    async def _book(self) -> PgBook:
+        return PgBook(self.tenant, await self.store_id())
 
     async def _own_link(self) -> AsyncLink:
         if not isinstance(self.source, str):
