@@ -109,7 +109,7 @@ $(VENV)/build/.deps: $(PINS) | $(VENV)/pythons
 $(VENV)/py%/.deps: $(PINS) $(VENV)/build/.deps
 	@grep -q '^$* ' $(VENV)/pythons || { echo "Python $* was not found; there are:" \
 	    $$(sed 's/ .*//' $(VENV)/pythons) >&2; exit 1; }
-	$(call environment,$(call exactly,$*),test)
+	$(call environment,$(call exactly,$*),test sdks)
 
 $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),check test)
