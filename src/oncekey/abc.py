@@ -110,6 +110,9 @@ class AsyncStore(ABC):
     poll_seconds: float = 0.25
     """The longest a waiter sleeps between two looks, where nothing wakes it earlier."""
 
+    never_waits: bool = False
+    """Whether its methods (but for ``wait``) never give way to other tasks, as in memory."""
+
     @abstractmethod
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """Try to become the one that runs. ``owner`` is fresh for every call, never reused."""

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +50,7 @@ __all__ = [
     "arecord",
     "call",
     "give_up",
+    "guarded",
     "in_background",
     "is_async",
     "open_claim",
@@ -182,7 +183,8 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
     """Acquire. An interrupt while the claim is under way gives it back."""
     job.codec.check()
     owner = new_owner()
-    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, store.poll_seconds, owner)
+    poll = store.poll_seconds
+    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
     try:
         return run(flow, store)
     except Exception:
@@ -275,7 +277,8 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     """Acquire. A cancellation while the claim is under way gives it back, in the background."""
     job.codec.check()
     owner = new_owner()
-    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, store.poll_seconds, owner)
+    poll = store.poll_seconds
+    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
     try:
         return await arun(flow, store)
     except (Exception, GeneratorExit):
@@ -287,6 +290,8 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
 
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
+    if store.never_waits:  # then nothing can happen to it meanwhile
+        return await arun(_record(job, claim, value), store)
     return await _uncancelled(arun(_record(job, claim, value), store))
 
 
@@ -311,7 +316,7 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
             return Result(job.codec.decode(claim.answer or b"j"), True)
         raise refusal(claim, job.operation, job.plan.terms)
     try:
-        async with guarded(store, job, claim):
+        with guarded(store, job, claim):
             value = await handler()
     except GeneratorExit:
         raise  # thrown away with its loop: nothing can be awaited, the lease frees the key
@@ -321,32 +326,47 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
     return await arecord(store, job, claim, value)
 
 
-@contextlib.asynccontextmanager
-async def guarded(store: AsyncStore, job: Job, claim: Claim) -> AsyncIterator[None]:
-    """Keep ``claim`` alive while the block runs; cancel the block if the claim is lost."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("a guarded call must run in an asyncio task")
-    interrupted = False
-    cancelled_before = task.cancelling()
+class guarded:  # noqa: N801 - read as `with guarded(...)`
+    """Keep ``claim`` alive while the block runs; cancel the block if the claim is lost.
 
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        task.cancel()
+    Never waits itself, so that both ``with`` and ``async with`` do. Gives the heartbeat, for a
+    block that settles the claim before its own end.
+    """
 
-    try:
-        with AsyncBeat(store, claim, job.plan, interrupt), _current(claim):
-            yield
-    except asyncio.CancelledError:
-        # Ours, not the caller's: the same bookkeeping as asyncio.timeout does.
-        if interrupted and task.uncancel() <= cancelled_before:
-            claim.check()
-        raise
-    except BaseException:
-        if interrupted:
-            task.uncancel()  # the block turned our cancellation into something else
-        raise
-    else:
-        if interrupted:
-            task.uncancel()  # the block swallowed it; completing will find out that it is fenced
+    __slots__ = ("_beat", "_before", "_claim", "_interrupted", "_task", "_token")
+
+    def __init__(self, store: AsyncStore, job: Job, claim: Claim) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a guarded call must run in an asyncio task")
+        self._task = task
+        self._claim = claim
+        self._interrupted = False
+        self._before = task.cancelling()
+        self._beat = AsyncBeat(store, claim, job.plan, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._task.cancel()
+
+    def __enter__(self) -> AsyncBeat:
+        self._token = CURRENT.set(self._claim)
+        return self._beat.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._beat.__exit__()
+        CURRENT.reset(self._token)
+        if not self._interrupted:
+            return
+        # Our cancellation, not the caller's: the same bookkeeping as asyncio.timeout does. A block
+        # that turned it into something else keeps that; one that swallowed it will find out that
+        # it is fenced off when it completes.
+        others = self._task.uncancel() > self._before
+        if isinstance(error, asyncio.CancelledError) and not others:
+            self._claim.check()
+
+    async def __aenter__(self) -> AsyncBeat:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Self
 
 from oncekey._core.drive import run
 from oncekey._core.flows import Claim, Plan, renew
@@ -159,31 +160,87 @@ class Beat:
         self._schedule.stopped = True
 
 
+class _LoopHeart:
+    """Renews the claims of one event loop that have the same lease.
+
+    Such claims are due in the order in which they came, so that one timer, for the oldest of them,
+    serves all: beginning and ending a call costs no timer of its own.
+    """
+
+    __slots__ = ("_armed", "_beats", "_monotonic")
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._beats: dict[AsyncBeat, None] = {}
+        self._armed = False  # no handle is kept: it would keep a closed loop alive
+        self._monotonic = monotonic
+
+    def add(self, beat: AsyncBeat) -> None:
+        self._beats[beat] = None
+        if not self._armed:
+            self._arm(beat)
+
+    def remove(self, beat: AsyncBeat) -> None:
+        self._beats.pop(beat, None)
+
+    def _arm(self, beat: AsyncBeat) -> None:
+        delay = max(0.0, beat.schedule.due - self._monotonic())
+        asyncio.get_running_loop().call_later(delay, self._fire)
+        self._armed = True
+
+    def _fire(self) -> None:
+        self._armed = False
+        now = self._monotonic()
+        while self._beats:
+            beat = next(iter(self._beats))
+            if beat.schedule.due > now:
+                self._arm(beat)
+                return
+            del self._beats[beat]
+            beat.renew_now()
+
+
+_loop_hearts: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[float, Callable[[], float]], _LoopHeart]
+] = weakref.WeakKeyDictionary()
+
+
+def _heart_of(schedule: _Schedule) -> _LoopHeart:
+    loop = asyncio.get_running_loop()
+    hearts = _loop_hearts.get(loop)
+    if hearts is None:
+        hearts = _loop_hearts[loop] = {}
+    name = (schedule.every, schedule.plan.monotonic)
+    heart = hearts.get(name)
+    if heart is None:
+        heart = hearts[name] = _LoopHeart(schedule.plan.monotonic)
+    return heart
+
+
 class AsyncBeat:
     """Renews an async store's claim while the block runs; calls ``on_lost`` if it is lost."""
+
+    __slots__ = ("_heart", "_on_lost", "_store", "_task", "schedule")
 
     def __init__(
         self, store: AsyncStore, claim: Claim, plan: Plan, on_lost: Callable[[], object]
     ) -> None:
         self._store = store
-        self._schedule = _Schedule(claim, plan)
+        self.schedule = _Schedule(claim, plan)
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._heart = _heart_of(self.schedule)
         self._task: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> None:
-        self._arm()
+    def __enter__(self) -> Self:
+        self._heart.add(self)
+        return self
 
-    def _arm(self) -> None:
-        delay = max(0.0, self._schedule.due - self._schedule.plan.monotonic())
-        self._timer = self._loop.call_later(delay, self._fire)
-
-    def _fire(self) -> None:
-        self._task = self._loop.create_task(self._renew())
+    def renew_now(self) -> None:
+        """The claim is due."""
+        if not self.schedule.stopped:
+            self._task = asyncio.get_running_loop().create_task(self._renew())
 
     async def _renew(self) -> None:
-        schedule = self._schedule
+        schedule = self.schedule
         if not schedule.may_renew():
             return
         claim = schedule.claim
@@ -193,15 +250,23 @@ class AsyncBeat:
             # claim may well be ours still, so ask all the same.
             async with asyncio.timeout(max(schedule.every, schedule.dies_at - sent)):
                 held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
-            again = schedule.renewed(held, sent)
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
-            again = schedule.failed(error)
-        if again:
-            self._arm()
-        elif claim.lost and not schedule.stopped:
+            if schedule.failed(error):
+                delay = max(0.0, schedule.due - schedule.plan.monotonic())
+                asyncio.get_running_loop().call_later(delay, self.renew_now)
+                return
+        else:
+            if schedule.renewed(held, sent):
+                self._heart.add(self)
+                return
+        if claim.lost and not schedule.stopped:
             self._on_lost()
 
     def __exit__(self, *exc: object) -> None:
-        self._schedule.stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self.schedule.stopped = True
+        self._on_lost = _nothing  # it refers to whoever holds this beat
+        self._heart.remove(self)
+
+
+def _nothing() -> None:
+    pass

@@ -163,6 +163,11 @@ class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
         clock: Seconds since 1970; inject one in tests.
     """
 
+    @property
+    def never_waits(self) -> bool:  # type: ignore[override]
+        """See ``AsyncStore``. A subclass may wait where this one does not."""
+        return type(self) is MemoryBackend
+
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
         return self._table.claim(key, owner, fingerprint, terms, self._clock)

@@ -1,0 +1,69 @@
+"""An HTTP answer as it is stored: one ``bytes`` object, written once and replayed as it is.
+
+The first byte says whether the body was kept: ``h`` it was, ``x`` it was not (too large, streamed
+without an end, or marked ``no-store``), so that only status and headers can be replayed. Then the
+status, a line for each header, an empty line, and the body.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from oncekey._core.codec import Codec
+from oncekey.errors import AnswerOmittedError, StoreCorruptError
+
+__all__ = ["Answer", "AnswerCodec", "Fields"]
+
+Fields = tuple[tuple[bytes, bytes], ...]
+"""Header fields: names in lower case, in order."""
+
+KEPT: Final = b"h"
+UNAVAILABLE: Final = b"x"
+
+
+class Answer(NamedTuple):
+    """An HTTP response.
+
+    Attributes:
+        status: The status code.
+        headers: Its header fields, names in lower case.
+        body: Its body; ``None`` where it was not kept.
+    """
+
+    status: int
+    headers: Fields
+    body: bytes | None
+
+
+class AnswerCodec(Codec):
+    """Writes and reads stored answers."""
+
+    def check(self) -> None:
+        """Any answer can be stored."""
+
+    def encode(self, value: Any) -> bytes:
+        """The bytes to store."""
+        status, headers, body = value
+        lines = b"".join([b"%b:%b\n" % field for field in headers])
+        if body is None:
+            return b"x%d\n%b\n" % (status, lines)
+        return b"h%d\n%b\n%b" % (status, lines, body)
+
+    def decode(self, raw: bytes) -> Answer:
+        """The stored answer.
+
+        Raises:
+            StoreCorruptError: The bytes are no HTTP answer.
+        """
+        tag = raw[:1]
+        if tag == b"o":  # an answer that outgrew the limit after all
+            raise AnswerOmittedError("the request was done, but its answer was not kept")
+        end = raw.find(b"\n\n")
+        if tag not in (KEPT, UNAVAILABLE) or end < 0:
+            raise StoreCorruptError(
+                "a stored HTTP answer can't be read: is another program, or a store wrapped in "
+                "encryption, writing to the same records?"
+            )
+        status, *lines = raw[1:end].split(b"\n")
+        fields = tuple((name, value) for name, _, value in (line.partition(b":") for line in lines))
+        return Answer(int(status), fields, raw[end + 2 :] if tag == KEPT else None)

@@ -1,0 +1,387 @@
+"""``IdempotencyMiddleware`` for any ASGI application.
+
+The first answer is recorded before its last byte leaves. Until then the key is held: a framework
+middleware inside, a background task that raises and a client that hangs up don't free it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded, refusal
+from oncekey._core.flows import Claim
+from oncekey.abc import AsyncStore
+from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.http.answer import Answer
+from oncekey.http.problems import Refusal
+from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.settings import Settings
+from oncekey.models import Verdict
+from oncekey.stores.urls import aconnect
+
+__all__ = ["IdempotencyMiddleware"]
+
+logger = logging.getLogger("oncekey")
+
+ASGIScope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
+
+MARK: Final = "oncekey.http"  # in the scope of a request that is guarded already
+# Ways to answer that go past ``send``, so that the answer could not be recorded.
+BYPASSES: Final = frozenset(
+    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
+)
+
+
+class IdempotencyMiddleware:
+    """Runs each keyed request once, and replays its answer to every retry.
+
+    Args:
+        app: The application.
+        store: An async store, or a URL.
+        settings: A ``Settings``; its options may be given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+
+    Example:
+        >>> from oncekey.http.asgi import IdempotencyMiddleware
+        >>> async def app(scope, receive, send):
+        ...     await send({"type": "http.response.start", "status": 201, "headers": []})
+        ...     await send({"type": "http.response.body", "body": b"made"})
+        >>> guarded = IdempotencyMiddleware(app, "memory://")
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        store: AsyncStore | str,
+        *,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.app = app
+        self.rules = Rules(settings_of(settings, options))
+        self.store: AsyncStore = aconnect(store) if isinstance(store, str) else store
+        if not isinstance(self.store, AsyncStore):
+            raise BackendMismatchError(
+                f"an ASGI application needs an async store, got {type(store).__name__}: pass a "
+                "URL, MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
+            )
+        self._name = self.rules.header_name
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        rules = self.rules
+        if (
+            scope["type"] != "http"
+            or MARK in scope
+            or not rules.guards(scope["method"], scope["path"])
+        ):
+            await self.app(scope, receive, send)
+            return
+        try:
+            name = rules.key([value for key, value in scope["headers"] if key == self._name])
+            if name is None:
+                await self.app(scope, receive, send)
+                return
+            found = await self._job(name, scope, receive)
+        except Refusal as no:
+            await _send(send, rules.refusal(no))
+            return
+        if found is None:
+            return  # the client hung up before its request was complete: nothing was begun
+        job, body = found
+        local = rules.local
+        answer = None if local is None else local.get(job)
+        if answer is None:
+            try:
+                claim = await aopen_claim(self.store, job)
+                if isinstance(claim, Claim):
+                    await self._run(job, claim, scope, receive, send, body)
+                    return
+                if claim.verdict is not Verdict.REPLAY:
+                    raise refusal(claim, job.operation, job.plan.terms)
+                answer = job.codec.decode(claim.answer or b"")
+                if local is not None:
+                    local.put(job, answer)
+            except _Told as told:
+                await _send(send, told.answer)
+                return
+            except OncekeyError as error:
+                await _send(send, rules.refusal(rules.failure(error)))
+                return
+        await _send(send, rules.replay(answer))
+
+    async def _job(self, name: str, scope: ASGIScope, receive: Receive) -> tuple[Job, bytes] | None:
+        """What is to be done once, and the body."""
+        rules = self.rules
+        kind = encoding = ""
+        length = authorization = None
+        for key, value in scope["headers"]:
+            if key == b"content-type":
+                kind = value.decode("latin-1")
+            elif key == b"content-length":
+                length = value
+            elif key == b"authorization":
+                authorization = value
+            elif key == b"content-encoding":
+                encoding = value.decode("latin-1")
+        rules.check_length(content_length(length))
+        named = None
+        if rules.settings.scope is not None:
+            named = rules.settings.scope(scope)
+            if inspect.isawaitable(named):
+                named = await named
+        caller = rules.caller(named, authorization)
+        body = await self._body(receive)
+        if body is None:
+            return None
+        path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+        query = scope.get("query_string", b"")
+        target = b"%b?%b" % (path, query) if query else path
+        job = rules.job(name, caller, scope["method"], target, kind, encoding, body)
+        return job, body
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            self.rules.check_length(len(body))
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body", False):
+            self.rules.check_length(size)
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+        self.rules.check_length(size)
+        return b"".join(parts)
+
+    async def _run(
+        self,
+        job: Job,
+        claim: Claim,
+        scope: ASGIScope,
+        receive: Receive,
+        send: Send,
+        body: bytes,
+    ) -> None:
+        """Run the application, as the one that holds the key."""
+        exchange = _Exchange(self, job, claim, receive, send, body)
+        child = {**scope, MARK: True}
+        extensions = scope.get("extensions")
+        if extensions:
+            child["extensions"] = {
+                name: value for name, value in extensions.items() if name not in BYPASSES
+            }
+        try:
+            with guarded(self.store, job, claim) as beat:
+                exchange.beat = beat
+                await self.app(child, exchange.receive, exchange.send)
+        except GeneratorExit:
+            raise  # thrown away with its loop: the lease frees the key
+        except _Told:
+            raise
+        except BaseException as error:
+            if exchange.began_to_answer:
+                await exchange.record(None)  # the client has seen a status: it counts
+            elif not exchange.recorded:
+                await agive_up(self.store, job, claim, error)
+                if isinstance(error, ClaimLostError):
+                    raise _Told(self.rules.refusal(self.rules.failure(error))) from None
+            raise
+        if not exchange.recorded and exchange.start is not None:
+            await exchange.record(None)  # the application stopped halfway, as if it was done
+            await exchange.begin()
+
+
+class _Told(Exception):
+    """What to answer instead, where nothing was sent yet."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+
+class _Exchange:
+    """One guarded request: gives the body to the application, and keeps what it answers."""
+
+    __slots__ = (
+        "beat",
+        "began_to_answer",
+        "body",
+        "claim",
+        "finished",
+        "given",
+        "instead",
+        "job",
+        "parts",
+        "real_receive",
+        "real_send",
+        "recorded",
+        "rules",
+        "size",
+        "start",
+        "store",
+    )
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        job: Job,
+        claim: Claim,
+        receive: Receive,
+        send: Send,
+        body: bytes,
+    ) -> None:
+        self.rules = middleware.rules
+        self.store = middleware.store
+        self.job = job
+        self.claim = claim
+        self.real_receive = receive
+        self.real_send = send
+        self.body = body
+        self.beat: Any = None
+        self.given = False
+        self.start: Message | None = None
+        self.parts: list[bytes] | None = []  # None: too much to keep
+        self.size = 0
+        self.began_to_answer = False  # the client has seen the status
+        self.recorded = False
+        self.finished: asyncio.Event | None = None
+        self.instead: Answer | None = None  # what to answer in place of what the application said
+
+    async def receive(self) -> Message:
+        """The body; then whatever comes after it."""
+        if not self.given:
+            self.given = True
+            body, self.body = self.body, b""
+            return {"type": "http.request", "body": body, "more_body": False}
+        message = await self.real_receive()
+        if message["type"] == "http.disconnect" and not self.recorded and self.parts is not None:
+            # Frameworks stop a handler that streams when they hear of this. The answer is for the
+            # retry, too, so that it is completed first.
+            self.finished = asyncio.Event()
+            await self.finished.wait()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """What the application answers."""
+        if self.instead is not None:
+            return
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.start = message
+            if _is_endless(message):
+                self._drop()
+                await self.begin()
+        elif kind == "http.response.body" and not self.recorded:
+            await self._send_body(message)
+        else:
+            await self._forward(message)
+
+    async def _send_body(self, message: Message) -> None:
+        part = message.get("body", b"")
+        parts = self.parts
+        if message.get("more_body", False):
+            if parts is not None:
+                parts.append(part)
+                self.size += len(part)
+                if self.size > self.rules.settings.max_answer_bytes:
+                    self._drop()
+            await self.begin()
+            await self._forward(message)
+            return
+        if parts:
+            parts.append(part)
+            part = b"".join(parts)
+        await self.record(part if parts is not None else None)
+        if await self.begin():
+            await self._forward(message)
+
+    def _drop(self) -> None:
+        """The body is too much to keep: its status and headers will be."""
+        self.parts = None
+        if self.finished is not None:
+            self.finished.set()
+
+    async def begin(self) -> bool:
+        """Pass the status on, which is held back until there is a body.
+
+        False: something else was answered instead.
+        """
+        if self.began_to_answer or self.start is None:
+            return True
+        self.began_to_answer = True
+        if self.instead is not None:
+            await _send(self.real_send, self.instead)
+            return False
+        start = self.start
+        if self.rules.settings.expose_cors:
+            start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
+        await self._forward(start)
+        return True
+
+    async def _forward(self, message: Message) -> None:
+        try:
+            await self.real_send(message)
+        except OSError:  # the client is gone; the answer is still wanted by its retry
+            if message["type"] == "http.response.body" and self.recorded:
+                raise
+
+    async def record(self, body: bytes | None) -> None:
+        """Record the answer, before its last part leaves."""
+        if self.recorded:
+            return
+        self.recorded = True
+        if self.finished is not None:
+            self.finished.set()
+        if self.beat is not None:
+            self.beat.__exit__()  # a renewal after this would look like a lost claim
+        start: Message = self.start or {"status": 500}
+        fields = tuple((bytes(n).lower(), bytes(v)) for n, v in start.get("headers", ()))
+        kept = self.rules.kept(Answer(start["status"], fields, body))
+        try:
+            result = await arecord(self.store, self.job, self.claim, kept)
+        except (ClaimLostError, StoreError) as error:
+            if not self.began_to_answer:
+                self.instead = self.rules.refusal(self.rules.failure(error))
+            else:
+                logger.warning("an answer was sent that could not be recorded: %s", error)
+            return
+        if result.replayed and not self.began_to_answer:
+            self.instead = self.rules.replay(result.value)  # another worker's outcome counts
+        elif kept is not None and self.rules.local is not None and not result.replayed:
+            self.rules.local.put(self.job, kept)
+
+
+def _is_endless(start: Message) -> bool:
+    """Whether an answer is a stream of events, which has no end to wait for."""
+    for name, value in start.get("headers", ()):
+        if name.lower() == b"content-type":
+            return bool(value.startswith(b"text/event-stream"))
+    return False
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    """Send a whole answer."""
+    status, headers, body = answer
+    body = body or b""
+    fields = list(headers)
+    if status >= 200 and status not in (204, 304):
+        fields.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,60 @@
+"""The value of an ``Idempotency-Key`` header: a structured-field string, or the bare text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from oncekey.http.problems import Refusal
+
+__all__ = ["MAX_KEY", "read_key"]
+
+MAX_KEY: Final = 255
+
+# Visible ASCII. No comma: a proxy joins two headers with one. No quote, and no backslash.
+_BARE: Final = re.compile(r"[!#-+\--\[\]-~]+\Z")
+_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"\Z')
+_ESCAPED: Final = re.compile(r"\\(.)")
+
+
+def read_key(values: Sequence[bytes | str], header: str) -> str | None:
+    """The key of a request; ``None`` if it has none.
+
+    ``"8e03"`` with its quotes, as the IETF draft writes it, and ``8e03`` without are the same key.
+
+    Raises:
+        Refusal: There are two, or it is empty, too long, or holds what a key can't hold.
+    """
+    if not values:
+        return None
+    if len(values) > 1:
+        raise Refusal("key-invalid", f"Send {header} once; this request has {len(values)}.")
+    raw = values[0]
+    text = raw.decode("latin-1") if isinstance(raw, bytes) else raw
+    if len(text) > 2 * MAX_KEY + 64:  # no need to look at what can't be a key
+        raise Refusal("key-invalid", f"{header} has more than {MAX_KEY} characters.")
+    text = text.strip(" \t")
+    if text.startswith('"'):
+        found = _QUOTED.match(text)
+        if found is None:
+            raise Refusal(
+                "key-invalid",
+                f"{header} starts with a quote but is no quoted string: send the key as "
+                '"8e03978e-40d5-43dd-bc93-6894a57f9324", printable ASCII with nothing after it.',
+            )
+        text = _ESCAPED.sub(r"\1", found[1])
+    elif text and not _BARE.match(text):
+        raise Refusal(
+            "key-invalid",
+            f"{header} holds a space, a comma, a quote, a control character or one that is not "
+            "ASCII: send a UUID, or put the key in double quotes.",
+        )
+    if not text.strip():
+        raise Refusal("key-invalid", f"{header} is empty: send a fresh UUID for each operation.")
+    if len(text) > MAX_KEY:
+        raise Refusal(
+            "key-invalid",
+            f"{header} has {len(text)} characters, at most {MAX_KEY} are taken: send a UUID.",
+        )
+    return text

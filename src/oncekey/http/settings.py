@@ -1,0 +1,162 @@
+"""The options of the ``Idempotency-Key`` header, the same for every framework."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oncekey.errors import PolicyError
+from oncekey.http.answer import Answer
+from oncekey.http.fingerprint import Fingerprint
+from oncekey.http.problems import Profile
+from oncekey.models import check_text
+from oncekey.policy import Duration, Policy, milliseconds
+
+__all__ = ["NEVER_STORED", "STORED_HEADERS", "Settings"]
+
+DRAFT: Final = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
+
+STORED_HEADERS: Final = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-location",
+        "content-type",
+        "etag",
+        "last-modified",
+        "link",
+        "location",
+        "vary",
+    }
+)
+"""What is kept of an answer's headers, unless more is asked for."""
+
+NEVER_STORED: Final = frozenset(
+    {"authorization", "cookie", "proxy-authorization", "set-cookie", "set-cookie2"}
+)
+"""What belongs to one caller at one time: never kept, even if asked for."""
+
+# Nothing was done, and the client is told to come back with the same request.
+TRY_AGAIN: Final = frozenset({401, 408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How keyed requests are treated.
+
+    Attributes:
+        header: The name of the header.
+        methods: Which methods are guarded. Others pass, with a key or without.
+        required: A guarded request without a key is refused, instead of passing unguarded.
+        applies: Which requests are guarded, by method and path. ``None``: all of those methods.
+        scope: Who is calling: a function of the framework's request, that gives the authenticated
+            user's id. ``None``: the ``Authorization`` header stands for the caller.
+        strict: Refuse keyed requests of unknown callers, instead of keeping their keys together.
+        namespace: Sets applications that share a store apart.
+        profile: ``ietf``, as the header's draft says, or ``stripe``: 400 for a reused key, answers
+            of 500 and above are replayed too.
+        fingerprint: How bodies are compared: ``auto``, ``raw``, or a function of the body and its
+            content type.
+        ttl: How long an answer is replayed.
+        lease: How long a key is held for a worker that died. A live one renews it.
+        wait: How long a copy waits for the first one's answer before it is told 409.
+        max_run: How long a live worker may keep its key. ``None``: as long as it runs.
+        retry_after: What a copy is told to wait, in seconds; less if the lease ends earlier.
+        max_body_bytes: Larger requests with a key are refused.
+        max_answer_bytes: Of larger answers only status and headers are kept.
+        store_server_errors: Replay answers of 500 and above too. ``None``: as the profile says.
+        store_status: Which statuses are stored, instead of the usual ones.
+        stored_headers: Names of more headers to keep.
+        honor_no_store: Keep only status and headers of an answer with ``Cache-Control: no-store``.
+        redact: Called with an answer, gives the one to store in its place.
+        cache_entries: How many answers this process keeps at hand to replay without asking the
+            store. 0: none.
+        cache_seconds: How long it keeps them.
+        expose_cors: Let scripts of other origins see ``Idempotent-Replayed`` and ``Retry-After``.
+        docs_url: Where clients can read about keys. It is linked from every refusal.
+        challenge: The ``WWW-Authenticate`` header for callers that are not known.
+        raise_on_persist_error: Answer 503 if the outcome could not be recorded. Off, the answer
+            is given, with a warning in the log: a retry may then run the request again.
+    """
+
+    header: str = "Idempotency-Key"
+    methods: Collection[str] = ("POST", "PATCH")
+    required: bool = False
+    applies: Callable[[str, str], bool] | None = None
+    scope: Callable[[Any], Any] | None = None
+    strict: bool = False
+    namespace: str = "http"
+    profile: Profile = "ietf"
+    fingerprint: Fingerprint = "auto"
+    ttl: Duration = 86_400
+    lease: Duration = 30
+    wait: Duration = 0
+    max_run: Duration | None = None
+    retry_after: int = 1
+    max_body_bytes: int = 1_048_576
+    max_answer_bytes: int = 1_048_576
+    store_server_errors: bool | None = None
+    store_status: Callable[[int], bool] | None = None
+    stored_headers: Collection[str] = ()
+    honor_no_store: bool = True
+    redact: Callable[[Answer], Answer] | None = None
+    cache_entries: int = 0
+    cache_seconds: Duration = 60
+    expose_cors: bool = False
+    docs_url: str = DRAFT
+    challenge: str = "Bearer"
+    raise_on_persist_error: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", self.header):
+            raise PolicyError(f"{self.header!r} can't be the name of a header")
+        if isinstance(self.methods, str) or not self.methods:
+            raise PolicyError("methods must be a list of methods, such as ['POST', 'PATCH']")
+        if isinstance(self.stored_headers, str):
+            raise PolicyError("stored_headers must be a list of names")
+        never = {name.lower() for name in self.stored_headers} & NEVER_STORED
+        if never:
+            raise PolicyError(
+                f"{', '.join(sorted(never))} must not be replayed to a retry: set it outside of "
+                "the guarded handler"
+            )
+        if self.profile not in ("ietf", "stripe"):
+            raise PolicyError(f"profile must be 'ietf' or 'stripe', got {self.profile!r}")
+        if not callable(self.fingerprint) and self.fingerprint not in ("auto", "raw"):
+            raise PolicyError(
+                f"fingerprint must be 'auto', 'raw' or a function, got {self.fingerprint!r}"
+            )
+        for name in ("max_body_bytes", "max_answer_bytes", "retry_after"):
+            if getattr(self, name) < 1:
+                raise PolicyError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.cache_entries < 0:
+            raise PolicyError(f"cache_entries can't be negative, got {self.cache_entries}")
+        if re.search(r"[\r\n<>]", self.docs_url + self.challenge):
+            raise PolicyError("docs_url and challenge go into headers: no line ends, no < or >")
+        check_text(self.namespace, "namespace")
+        milliseconds(self.cache_seconds, "cache_seconds")
+        self.policy()
+
+    def policy(self) -> Policy:
+        """What the engine is told."""
+        return Policy(
+            ttl=self.ttl,
+            lease=self.lease,
+            wait=self.wait,
+            max_run=self.max_run,
+            # The body has a limit of its own; headers come on top.
+            max_answer_bytes=self.max_answer_bytes + 65_536,
+        )
+
+    def stores(self, status: int) -> bool:
+        """Whether an answer with this status is the outcome, and so is stored."""
+        if self.store_status is not None:
+            return self.store_status(status)
+        if status >= 500:
+            wanted = self.store_server_errors
+            return self.profile == "stripe" if wanted is None else wanted
+        return status not in TRY_AGAIN

@@ -1,0 +1,358 @@
+"""``IdempotencyMiddleware`` for any WSGI application. Takes the same options as the one for ASGI.
+
+Every part of an answer is held back until the next one is there, so that the outcome is recorded
+before the last byte leaves.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any, Final
+
+from oncekey._core.call import CURRENT, Job, give_up, open_claim, record, refusal
+from oncekey._core.flows import Claim
+from oncekey._core.heartbeat import Beat
+from oncekey.abc import Store
+from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.http.answer import Answer
+from oncekey.http.problems import Refusal
+from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.settings import Settings
+from oncekey.models import Verdict
+from oncekey.stores.urls import connect
+
+__all__ = ["IdempotencyMiddleware"]
+
+logger = logging.getLogger("oncekey")
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+MARK: Final = "oncekey.http"  # in the environ of a request that is guarded already
+CHUNK: Final = 65_536
+
+
+class IdempotencyMiddleware:
+    """Runs each keyed request once, and replays its answer to every retry.
+
+    Args:
+        app: The application.
+        store: A sync store, or a URL.
+        settings: A ``Settings``; its options may be given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is asynchronous.
+
+    Example:
+        >>> from oncekey.http.wsgi import IdempotencyMiddleware
+        >>> def app(environ, start_response):
+        ...     start_response("201 Created", [])
+        ...     return [b"made"]
+        >>> guarded = IdempotencyMiddleware(app, "memory://")
+    """
+
+    def __init__(
+        self,
+        app: WSGIApp,
+        store: Store | str,
+        *,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.app = app
+        self.rules = Rules(settings_of(settings, options))
+        self.store: Store = connect(store) if isinstance(store, str) else store
+        if not isinstance(self.store, Store):
+            raise BackendMismatchError(
+                f"a WSGI application needs a sync store, got {type(store).__name__}: pass a URL, "
+                "MemoryStore(), SQLiteStore('file.db') or connect(url)"
+            )
+        self._name = "HTTP_" + self.rules.header.upper().replace("-", "_")
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Handle one request."""
+        rules = self.rules
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        if MARK in environ or not rules.guards(environ["REQUEST_METHOD"], path):
+            return self.app(environ, start_response)
+        try:
+            value = environ.get(self._name)
+            name = rules.key([] if value is None else [value])
+            if name is None:
+                return self.app(environ, start_response)
+            job, body = self._job(name, path, environ)
+        except Refusal as no:
+            return _give(start_response, rules.refusal(no))
+        local = rules.local
+        answer = None if local is None else local.get(job)
+        if answer is None:
+            try:
+                claim = open_claim(self.store, job)
+                if isinstance(claim, Claim):
+                    return self._run(job, claim, environ, start_response, body)
+                if claim.verdict is not Verdict.REPLAY:
+                    raise refusal(claim, job.operation, job.plan.terms)
+                answer = job.codec.decode(claim.answer or b"")
+                if local is not None:
+                    local.put(job, answer)
+            except OncekeyError as error:
+                return _give(start_response, rules.refusal(rules.failure(error)))
+        return _give(start_response, rules.replay(answer))
+
+    def _job(self, name: str, path: str, environ: Environ) -> tuple[Job, bytes]:
+        """What is to be done once, and the body."""
+        rules = self.rules
+        length = content_length(environ.get("CONTENT_LENGTH"))
+        rules.check_length(length)
+        scope = rules.settings.scope
+        named = None if scope is None else scope(environ)
+        caller = rules.caller(named, environ.get("HTTP_AUTHORIZATION"))
+        body = self._body(environ, length)
+        query = environ.get("QUERY_STRING", "")
+        target = (f"{path}?{query}" if query else path).encode("latin-1", "replace")
+        job = rules.job(
+            name,
+            caller,
+            environ["REQUEST_METHOD"],
+            target,
+            environ.get("CONTENT_TYPE", ""),
+            environ.get("HTTP_CONTENT_ENCODING", ""),
+            body,
+        )
+        return job, body
+
+    def _body(self, environ: Environ, length: int) -> bytes:
+        stream = environ["wsgi.input"]
+        if not length and not environ.get("wsgi.input_terminated"):
+            return b""
+        # Without a length the stream itself says where the body ends.
+        most = self.rules.settings.max_body_bytes + 1
+        left = length or most
+        parts: list[bytes] = []
+        while left > 0:
+            part = stream.read(min(left, CHUNK))
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        body = b"".join(parts)
+        self.rules.check_length(len(body))
+        if length and len(body) < length:
+            raise Refusal("body-malformed", "The body is shorter than its Content-Length.")
+        return body
+
+    def _run(
+        self,
+        job: Job,
+        claim: Claim,
+        environ: Environ,
+        start_response: StartResponse,
+        body: bytes,
+    ) -> Iterable[bytes]:
+        """Run the application, as the one that holds the key."""
+        child = {**environ, MARK: True, "wsgi.input": io.BytesIO(body)}
+        child["CONTENT_LENGTH"] = str(len(body))
+        child.pop("wsgi.input_terminated", None)
+        child.pop("wsgi.file_wrapper", None)  # it would send a file past us
+        exchange = _Exchange(self, job, claim, start_response)
+        exchange.beat.__enter__()
+        token = CURRENT.set(claim)
+        try:
+            exchange.open(self.app(child, exchange.start_response))
+        except BaseException as error:
+            exchange.fail(error)
+            raise
+        finally:
+            CURRENT.reset(token)
+        return exchange
+
+
+class _Exchange:
+    """One guarded request: gives the application's answer on, and keeps it."""
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        job: Job,
+        claim: Claim,
+        start_response: StartResponse,
+    ) -> None:
+        self._rules = middleware.rules
+        self._store = middleware.store
+        self._job = job
+        self._claim = claim
+        self._real_start = start_response
+        self.beat = Beat(middleware.store, claim, job.plan)
+        self._status = 0
+        self._started: tuple[Any, ...] | None = None
+        self._headers: list[tuple[str, str]] = []
+        self._parts: list[bytes] | None = []  # None: too much to keep
+        self._size = 0
+        self._held = b""
+        self._began_to_answer = False
+        self._recorded = False
+        self._instead: Answer | None = None
+        self._write: Any = None
+        self._closers: list[Callable[[], object]] = []
+        self._iterator: Iterator[bytes] = iter(())
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], object]:
+        """What the application calls; held back until there is a body."""
+        if exc_info is not None and self._began_to_answer:
+            raise exc_info[1].with_traceback(exc_info[2])
+        self._status = int(status[:3])
+        self._headers = headers
+        self._started = (status, headers)
+        return self._write_part
+
+    def _write_part(self, part: bytes) -> None:
+        """The old way to answer. What was written is held like any other part."""
+        self._keep(part)
+        held, self._held = self._held, part
+        if held:
+            self._begin()
+            self._write(held)
+
+    def open(self, answer: Iterable[bytes]) -> None:
+        """Take the application's answer. One that is whole already is recorded at once."""
+        close = getattr(answer, "close", None)
+        if close is not None:
+            self._closers.append(close)
+        try:
+            # Most applications give a list of one part: there is nothing to wait for.
+            whole = isinstance(answer, (list, tuple))
+            self._iterator = iter(answer)
+            if whole:
+                for part in self._iterator:
+                    self._keep(part)
+                    self._held += part
+                self._finish()
+        except BaseException:
+            self._close_all()
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not self._recorded:
+            try:
+                part = next(self._iterator)
+            except StopIteration:
+                self._finish()
+                break
+            except BaseException as error:
+                self.fail(error)
+                raise
+            self._keep(part)
+            held, self._held = self._held, part
+            if held:
+                self._begin()
+                return held
+        if self._instead is not None:
+            body, self._instead = self._instead.body or b"", None
+            self._held = b""
+            return body
+        if self._held:
+            held, self._held = self._held, b""
+            return held
+        raise StopIteration
+
+    def close(self) -> None:
+        """Called by the server at the end, also if the client hung up."""
+        try:
+            if not self._recorded and self._started is not None:
+                self._record(None)  # it stopped halfway, and counts as done
+        finally:
+            self.beat.__exit__()
+            self._close_all()
+
+    def fail(self, error: BaseException) -> None:
+        """The application raised."""
+        self.beat.__exit__()
+        if self._recorded:
+            return
+        if self._began_to_answer:
+            self._record(None)  # the client has seen a status: it counts
+        else:
+            self._recorded = True
+            give_up(self._store, self._job, self._claim, error)
+
+    def _close_all(self) -> None:
+        while self._closers:
+            self._closers.pop()()
+
+    def _keep(self, part: bytes) -> None:
+        if self._parts is not None:
+            self._parts.append(part)
+            self._size += len(part)
+            if self._size > self._rules.settings.max_answer_bytes:
+                self._parts = None
+
+    def _begin(self) -> None:
+        if self._began_to_answer or self._started is None:
+            return
+        self._began_to_answer = True
+        status, headers = self._started
+        if self._rules.settings.expose_cors:
+            headers = [*headers, *_texts(self._rules.exposed(()))]
+        self._write = self._real_start(status, headers)
+
+    def _finish(self) -> None:
+        """The application has said all: record it, then let the last part go."""
+        self._record(None if self._parts is None else b"".join(self._parts))
+        if self._instead is not None:
+            answer = self._instead
+            self._began_to_answer = True
+            _give(self._real_start, answer)
+        else:
+            self._begin()
+
+    def _record(self, body: bytes | None) -> None:
+        if self._recorded:
+            return
+        self._recorded = True
+        self.beat.__exit__()
+        fields = tuple(
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in self._headers
+        )
+        kept = self._rules.kept(Answer(self._status, fields, body))
+        try:
+            result = record(self._store, self._job, self._claim, kept)
+        except (ClaimLostError, StoreError) as error:
+            if not self._began_to_answer:
+                self._instead = self._rules.refusal(self._rules.failure(error))
+            else:
+                logger.warning("an answer was sent that could not be recorded: %s", error)
+            return
+        if result.replayed and not self._began_to_answer:
+            self._instead = self._rules.replay(result.value)  # another worker's outcome counts
+        elif kept is not None and self._rules.local is not None and not result.replayed:
+            self._rules.local.put(self._job, kept)
+
+
+def _texts(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in fields]
+
+
+def _give(start_response: StartResponse, answer: Answer) -> list[bytes]:
+    """A whole answer."""
+    status, headers, body = answer
+    body = body or b""
+    fields = _texts(headers)
+    if status >= 200 and status not in (204, 304):
+        fields.append(("Content-Length", str(len(body))))
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    start_response(f"{status} {phrase}", fields)
+    return [body]
