@@ -34,6 +34,7 @@ from oncekey import (
     aconnect,
     connect,
 )
+from oncekey.http import Settings as HttpSettings
 from oncekey.instrument import Event, EventKind
 from oncekey.instrument.logging import LEVELS
 from oncekey.receiver import Settings
@@ -69,6 +70,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         AsyncOnce.transaction,
     ],
     "Receivers": [Settings],
+    "The Idempotency-Key header": [HttpSettings],
     "Memory stores": [MemoryStore, MemoryBackend],
     "SQLite stores": [SQLiteStore, SQLiteBackend],
     "PostgreSQL stores": [PgStore, PgBackend, PgStore.create_schema, PgBackend.create_schema],
