@@ -34,6 +34,10 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
 
 MARK: Final = "oncekey.http"  # in the scope of a request that is guarded already
+# What is looked at in the headers of a request, beside the key.
+FACTS: Final = frozenset(
+    {b"authorization", b"content-encoding", b"content-length", b"content-type"}
+)
 # Ways to answer that go past ``send``, so that the answer could not be recorded.
 BYPASSES: Final = frozenset(
     {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
@@ -88,12 +92,20 @@ class IdempotencyMiddleware:
         ):
             await self.app(scope, receive, send)
             return
+        given: list[bytes] = []  # the key, unless somebody sent two
+        fields: dict[bytes, bytes] = {}
+        header = self._name
+        for name, value in scope["headers"]:
+            if name == header:
+                given.append(value)
+            elif name in FACTS:
+                fields[name] = value
         try:
-            name = rules.key([value for key, value in scope["headers"] if key == self._name])
-            if name is None:
+            key = rules.key(given)
+            if key is None:
                 await self.app(scope, receive, send)
                 return
-            found = await self._job(name, scope, receive)
+            found = await self._job(key, scope, fields, receive)
         except Refusal as no:
             await _send(send, rules.refusal(no))
             return
@@ -121,35 +133,28 @@ class IdempotencyMiddleware:
                 return
         await _send(send, rules.replay(answer))
 
-    async def _job(self, name: str, scope: ASGIScope, receive: Receive) -> tuple[Job, bytes] | None:
+    async def _job(
+        self, key: str, scope: ASGIScope, fields: dict[bytes, bytes], receive: Receive
+    ) -> tuple[Job, bytes] | None:
         """What is to be done once, and the body."""
         rules = self.rules
-        kind = encoding = ""
-        length = authorization = None
-        for key, value in scope["headers"]:
-            if key == b"content-type":
-                kind = value.decode("latin-1")
-            elif key == b"content-length":
-                length = value
-            elif key == b"authorization":
-                authorization = value
-            elif key == b"content-encoding":
-                encoding = value.decode("latin-1")
-        rules.check_length(content_length(length))
+        rules.check_length(content_length(fields.get(b"content-length")))
         named = None
         if rules.settings.scope is not None:
             named = rules.settings.scope(scope)
             if inspect.isawaitable(named):
                 named = await named
-        caller = rules.caller(named, authorization)
+        caller = rules.caller(named, fields.get(b"authorization"))
         body = await self._body(receive)
         if body is None:
             return None
-        path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
-        query = scope.get("query_string", b"")
-        target = b"%b?%b" % (path, query) if query else path
-        job = rules.job(name, caller, scope["method"], target, kind, encoding, body)
-        return job, body
+        target: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+        query = scope.get("query_string")
+        if query:
+            target = b"%b?%b" % (target, query)
+        kind = fields.get(b"content-type", b"").decode("latin-1")
+        encoding = fields.get(b"content-encoding", b"").decode("latin-1")
+        return rules.job(key, caller, scope["method"], target, kind, encoding, body), body
 
     async def _body(self, receive: Receive) -> bytes | None:
         message = await receive()

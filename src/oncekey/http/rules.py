@@ -121,7 +121,9 @@ class Rules:
             if named is not None and named != "":
                 return "caller", check_text(str(named), "the scope of a request")
         elif authorization:
-            raw = authorization.encode() if isinstance(authorization, str) else authorization
+            raw = authorization
+            if isinstance(raw, str):
+                raw = raw.encode("utf-8", "surrogateescape")
             return "credentials", hashlib.sha256(raw).hexdigest()
         if self.settings.strict:
             raise Refusal(
