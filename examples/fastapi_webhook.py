@@ -1,64 +1,66 @@
-"""A FastAPI receiver with one recorded outcome for every event. Needs FastAPI and uvicorn.
+"""A FastAPI receiver that gives every webhook event one effect. Needs fastapi, uvicorn, aiosqlite.
 
     WEBHOOK_SECRET=s3cret uvicorn --factory fastapi_webhook:create_app
 
-The handler runs under a lease: if this process dies in the middle, the next delivery of the event
-runs it again. Make the handler itself safe against that, or see flask_webhook.py.
+The row that the handler writes and the mark "handled" are committed in one SQLite transaction, so
+that a crash at any point leaves both or neither. What the handler does elsewhere is not undone: it
+may run again for an event whose transaction did not commit.
 """
 
 import contextlib
-import hashlib
-import hmac
-import json
 import os
+import sqlite3
 from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Response
 
-from oncekey import OncekeyError, SQLiteBackend, WebhookDedupStore, event_id
+from oncekey.adapters.fastapi import as_response, received, webhook_lifespan
+from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookResponse
+from oncekey.signatures import hmac_provider
 
-SENDER = "acme"  # whose secret was checked; never taken from the payload
 
-
-async def print_event(event: dict) -> None:
-    print("handling", event["id"])
+async def print_event(payload: dict[str, Any]) -> None:
+    print("handling", payload["id"])
 
 
 def create_app(
     database: str = "webhooks.db",
     secret: str | None = None,
-    handle: Callable[[dict], Awaitable[None]] = print_event,
+    handle: Callable[[dict[str, Any]], Awaitable[None]] = print_event,
 ) -> FastAPI:
-    app = FastAPI()
-    shared = (secret or os.environ["WEBHOOK_SECRET"]).encode()
-    dedup = WebhookDedupStore(SQLiteBackend(database), processing_ttl_seconds=60)
+    with contextlib.closing(sqlite3.connect(database)) as db:
+        db.execute("CREATE TABLE IF NOT EXISTS events (id TEXT, body TEXT)")
 
+    # One of your own; those of Stripe, GitHub and others are known: provider("stripe", secret=...)
+    acme = hmac_provider(
+        "acme",
+        secret=secret or os.environ["WEBHOOK_SECRET"],
+        header="X-Signature",
+        event_id="id",
+    )
+    receiver = AsyncWebhookReceiver(
+        acme,
+        f"sqlite:///{database}",
+        transactional=True,
+        on_changed="reject",  # the same id with another payload is a 409
+        wait=1,  # second, for a copy of what is being handled; then it is told to come back
+    )
+
+    @receiver.on()
+    async def handle_event(event: WebhookEvent, tx: Any) -> None:
+        row = (event.id, event.body.decode())
+        await tx.connection.execute("INSERT INTO events VALUES (?, ?)", row)
+        await handle(event.payload)
+
+    app = FastAPI(lifespan=webhook_lifespan(receiver))
+
+    # app.include_router(webhook_router(receiver, "/webhook")) is all it takes. An endpoint of your
+    # own can look at the outcome: by now the event is handled, and that is recorded.
     @app.post("/webhook")
-    async def receive(request: Request) -> Response:
-        body = await request.body()
-        signature = hmac.new(shared, body, hashlib.sha256).hexdigest().encode()
-        if not hmac.compare_digest(signature, request.headers.get("x-signature", "").encode()):
-            return Response("bad signature", 401)
-        try:
-            event = json.loads(body)
-            delivery = (SENDER, event_id(event), hashlib.sha256(body).hexdigest())
-        except ValueError as error:
-            return Response(str(error), 400)
-
-        claim = await dedup.claim(*delivery)
-        if claim.status == "handled":
-            return Response("duplicate", 200)
-        if claim.status == "in_progress":
-            return Response("in progress", 503, {"Retry-After": str(claim.retry_after)})
-        if claim.status == "conflict":
-            return Response("this id came before with another payload", 409)
-        try:
-            await handle(event)
-        except Exception:
-            with contextlib.suppress(OncekeyError):  # another worker may own it by now
-                await dedup.release(*delivery, claim.claim_token)
-            raise
-        await dedup.complete(*delivery, claim.claim_token)
-        return Response("handled", 200)
+    async def webhook(
+        result: Annotated[WebhookResponse, Depends(received(receiver))],
+    ) -> Response:
+        return Response(result.outcome) if result.status == 200 else as_response(result)
 
     return app

@@ -23,7 +23,7 @@ from oncekey.http.settings import Settings
 from oncekey.models import Verdict
 from oncekey.stores.urls import aconnect
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "ready"]
 
 logger = logging.getLogger("oncekey")
 
@@ -42,6 +42,25 @@ FACTS: Final = frozenset(
 BYPASSES: Final = frozenset(
     {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
 )
+
+
+def ready(
+    store: AsyncStore | str, settings: Settings | None, options: dict[str, Any]
+) -> tuple[AsyncStore, Settings]:
+    """An open store and checked settings, from what somebody gave.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+    """
+    checked = settings_of(settings, options)
+    opened = aconnect(store) if isinstance(store, str) else store
+    if not isinstance(opened, AsyncStore):
+        raise BackendMismatchError(
+            f"this needs an async store, got {type(store).__name__}: pass a URL, MemoryBackend(), "
+            "SQLiteBackend('file.db') or aconnect(url)"
+        )
+    return opened, checked
 
 
 class IdempotencyMiddleware:
@@ -73,13 +92,8 @@ class IdempotencyMiddleware:
         **options: Any,
     ) -> None:
         self.app = app
-        self.rules = Rules(settings_of(settings, options))
-        self.store: AsyncStore = aconnect(store) if isinstance(store, str) else store
-        if not isinstance(self.store, AsyncStore):
-            raise BackendMismatchError(
-                f"an ASGI application needs an async store, got {type(store).__name__}: pass a "
-                "URL, MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
-            )
+        self.store, checked = ready(store, settings, options)
+        self.rules = Rules(checked)
         self._name = self.rules.header_name
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:

@@ -7,7 +7,7 @@ of a stored answer or of the first request.
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from oncekey.http.answer import Answer
 
@@ -67,7 +67,7 @@ def problem(refusal: Refusal, profile: Profile, docs_url: str, challenge: str = 
     """The answer to a refused request."""
     status, title = PROBLEMS[refusal.name]
     status = refusal.status or status
-    document: dict[str, object]
+    document: dict[str, Any]
     if profile == "stripe":
         usual = (status, "invalid_request_error", refusal.name.replace("-", "_"))
         styled, kind, code = _STRIPE.get(refusal.name, usual)

@@ -1,0 +1,253 @@
+"""aiohttp: a handler that gives its requests to a receiver of webhooks.
+
+```python
+from aiohttp import web
+
+from oncekey.adapters.aiohttp import webhook_handler, webhook_lifespan
+from oncekey.receiver import AsyncWebhookReceiver
+from oncekey.signatures import provider
+
+receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
+app = web.Application()
+app.router.add_post("/hooks/stripe", webhook_handler(receiver))
+app.cleanup_ctx.append(webhook_lifespan(receiver))
+
+
+@receiver.on("invoice.paid")
+async def paid(event): ...
+```
+
+The limit of a body is the receiver's ``max_body_bytes``, not the app's ``client_max_size``. aiohttp
+decompresses bodies before anyone sees them: the limit and the signature are over what comes out.
+Behind a proxy that speaks HTTPS to the world, give a provider that signs URLs its ``public_url``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from oncekey.abc import AsyncStore
+from oncekey.adapters import _webhooks
+from oncekey.adapters._webhooks import CUT_SHORT, AnyReceiver, deliver, missing, read_chunks
+from oncekey.http.answer import Answer
+from oncekey.http.problems import Refusal
+from oncekey.http.routes import AsyncRoutes, Facts, Seen, fields_of
+from oncekey.http.settings import Settings
+from oncekey.receiver import WebhookResponse
+
+try:
+    from aiohttp import StreamReader, web
+    from multidict import CIMultiDict
+except ImportError as error:
+    raise missing("aiohttp", "aiohttp") from error
+
+__all__ = [
+    "as_response",
+    "idempotency",
+    "idempotent",
+    "receive_webhook",
+    "webhook_handler",
+    "webhook_lifespan",
+]
+
+
+def webhook_handler(receiver: AnyReceiver) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A handler for ``app.router.add_post`` that gives its requests to a receiver.
+
+    If the client goes away while its body is read, nothing is handled; if it does so later, the
+    handler of the event ends all the same and its outcome is recorded.
+
+    Args:
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+
+    Example:
+        >>> app.router.add_post("/hooks/stripe", webhook_handler(receiver))  # doctest: +SKIP
+    """
+
+    async def webhook(request: web.Request) -> web.Response:
+        return as_response(await receive_webhook(request, receiver))
+
+    return webhook
+
+
+async def receive_webhook(request: web.Request, receiver: AnyReceiver) -> WebhookResponse:
+    """Give a request to a receiver, for a handler that looks at the outcome itself.
+
+    Args:
+        request: Its body may have been read as a whole before.
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+
+    Returns:
+        What to answer: return ``as_response`` of it, or the sender can't know what to retry. If
+        the client goes away while its body is read, nothing is handled: its outcome is
+        ``rejected`` and its code ``body_incomplete``.
+    """
+    most = receiver.settings.max_body_bytes
+    try:
+        body = await read_chunks(_chunks(request), most, request.headers.get("Content-Length"))
+    except (OSError, web.RequestPayloadError):  # gone, or compressed in a way that can't be read
+        return CUT_SHORT
+    target = request.raw_path
+    url = f"{request.scheme}://{request.host}{target}" if target.startswith("/") else target
+    return await deliver(receiver, request.method, url, request.raw_headers, body)
+
+
+async def _chunks(request: web.Request) -> AsyncGenerator[bytes, None]:
+    if not request.can_read_body:  # there is none, or it was read before and is kept
+        yield await request.read()
+        return
+    async for chunk in request.content.iter_any():
+        yield chunk
+
+
+def as_response(received: WebhookResponse) -> web.Response:
+    """What a receiver answers, as a response of aiohttp."""
+    return web.Response(body=received.body, status=received.status, headers=received.headers)
+
+
+def webhook_lifespan(*receivers: AnyReceiver) -> Callable[[web.Application], AsyncIterator[None]]:
+    """For ``app.cleanup_ctx``: wait for deliveries under way at the end, and close the stores.
+
+    Args:
+        receivers: Whose stores are closed, also those that they did not open themselves.
+
+    Example:
+        >>> app.cleanup_ctx.append(webhook_lifespan(receiver))  # doctest: +SKIP
+    """
+
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        async with _webhooks.webhook_lifespan(*receivers)(app):
+            yield
+
+    return context
+
+
+# Requests
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_GUARDED: Final = "oncekey.http"  # in a request that is guarded already
+
+
+def idempotency(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    """A middleware that takes the ``Idempotency-Key`` header, for ``web.Application``.
+
+    Of answers that a handler writes itself, piece by piece, only status and headers are kept.
+
+    Args:
+        store: An async store, or a URL.
+        settings: An ``oncekey.http.Settings``.
+        options: Its options, given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+
+    Example:
+        >>> app = web.Application(middlewares=[idempotency("memory://")])
+    """
+    routes = AsyncRoutes(store, settings=settings, **options)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _guarded(routes, request, handler)
+
+    return middleware
+
+
+def idempotent(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[Handler], Handler]:
+    """Decorate a handler that takes the ``Idempotency-Key`` header. Takes what the other takes.
+
+    Example:
+        >>> @idempotent("memory://", required=True)
+        ... async def charge(request):
+        ...     return web.json_response({"charged": True}, status=201)
+    """
+    routes = AsyncRoutes(store, settings=settings, **options)
+
+    def decorate(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            return await _guarded(routes, request, handler)
+
+        return guarded
+
+    return decorate
+
+
+async def _guarded(
+    routes: AsyncRoutes, request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    headers = request.headers
+    facts = Facts(
+        request.method,
+        request.path,
+        request.raw_path.encode("utf-8", "surrogateescape"),
+        headers.getall(routes.rules.header, []),
+        headers.get("Content-Type", ""),
+        "",  # aiohttp has decompressed the body
+        headers.get("Authorization"),
+        headers.get("Content-Length"),
+        request,
+    )
+    if _GUARDED in request:
+        return await handler(request)
+    try:
+        key = routes.key(facts)
+        if key is None:
+            return await handler(request)
+        most = routes.rules.settings.max_body_bytes
+        body = await read_chunks(_chunks(request), most, facts.length)
+        routes.rules.check_length(len(body))
+    except Refusal as no:
+        return _answered(routes.refused(no))
+    except (OSError, web.RequestPayloadError):
+        return _answered(routes.refused(Refusal("body-malformed", "The body ended too early.")))
+    _put_back(request, body)
+    request[_GUARDED] = True
+
+    async def view() -> Seen[web.StreamResponse]:
+        try:
+            response = await handler(request)
+        except web.HTTPException as raised:
+            response = raised
+        return Seen(response, _seen(response))
+
+    given = await routes.run(key, facts, body, view)
+    if isinstance(given, Answer):
+        return _answered(given)
+    if isinstance(given, web.HTTPException):
+        raise given
+    return given
+
+
+def _put_back(request: web.Request, body: bytes) -> None:
+    """Let the handler read the body, as a whole or as a stream."""
+    request._read_bytes = body
+    # A limit over its length, or the stream would pause the connection that it came from.
+    stream = StreamReader(request.protocol, len(body) + 1, loop=asyncio.get_running_loop())
+    stream.feed_data(body)
+    stream.feed_eof()
+    request._payload = stream
+
+
+def _seen(response: web.StreamResponse) -> Answer:
+    """A response as an answer; without a body where it is written piece by piece."""
+    body: bytes | None = None
+    if isinstance(response, web.Response) and not response.prepared:
+        given = response.body
+        if given is None or isinstance(given, (bytes, bytearray)):
+            body = bytes(given or b"")
+    return Answer(response.status, fields_of(response.headers.items()), body)
+
+
+def _answered(answer: Answer) -> web.Response:
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    return web.Response(body=answer.body, status=answer.status, headers=CIMultiDict(headers))

@@ -1,0 +1,345 @@
+"""Django: a view that gives its requests to a receiver of webhooks.
+
+```python
+# urls.py
+from django.db import connection
+from django.urls import path
+
+from oncekey.adapters.django import webhook_view
+from oncekey.receiver import WebhookReceiver
+from oncekey.signatures import provider
+
+receiver = WebhookReceiver(
+    provider("stripe", secret="whsec_test"),
+    "sqlite:///db.sqlite3",  # or postgresql://...: the database that Django uses
+    transactional=True,
+    on=connection,
+)
+
+
+@receiver.on("invoice.paid")
+def paid(event, tx):
+    Payment.objects.create(event=event.id)  # committed together with the mark
+
+
+urlpatterns = [path("hooks/stripe", webhook_view(receiver))]
+```
+
+Without ``transactional`` and ``on`` a handler is called as ``handler(event)`` and writes as Django
+does by default, each statement on its own: after a crash it may run again.
+
+The view needs no CSRF token and no login, since the signature says who sent the request. It is
+never in the transaction of ``ATOMIC_REQUESTS``: that would be committed after the mark, so that a
+crash between the two would lose the event. Settings for proxies (``SECURE_PROXY_SSL_HEADER``,
+``USE_X_FORWARDED_HOST``) and ``ALLOWED_HOSTS`` hold as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from oncekey.abc import AsyncStore, Store
+from oncekey.adapters import asgi, wsgi
+from oncekey.adapters._webhooks import (
+    CUT_SHORT,
+    NOT_ALLOWED,
+    AnyReceiver,
+    ClientGoneError,
+    deliver,
+    missing,
+)
+from oncekey.errors import BackendMismatchError
+from oncekey.http.answer import Answer
+from oncekey.http.problems import Refusal
+from oncekey.http.routes import (
+    ENDED_EARLY,
+    AsyncRoutes,
+    Facts,
+    Routes,
+    Seen,
+    fields_of,
+    wsgi_facts,
+)
+from oncekey.http.settings import Settings
+from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
+from oncekey.signatures.delivery import RawHeaders
+
+try:
+    from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.handlers.exception import response_for_exception
+    from django.db import connections, transaction
+    from django.http import Http404, HttpResponse
+except ImportError as error:
+    raise missing("Django", "django") from error
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+__all__ = ["idempotent", "webhook_view"]
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+_MARK: Final = "_oncekey_http"  # on a request that is guarded already
+# What Django makes an answer of for the client, outside of the view.
+_CLIENT_ERRORS: Final = (BadRequest, Http404, PermissionDenied, SuspiciousOperation)
+
+
+def webhook_view(receiver: AnyReceiver) -> Callable[..., Any]:
+    """A view that gives its requests to a receiver.
+
+    For an ``AsyncWebhookReceiver`` the view is async, which is meant for an ASGI server. What the
+    URL pattern captures is left to the pattern.
+
+    Args:
+        receiver: Its ``settings.max_body_bytes`` is the limit, not Django's own
+            ``DATA_UPLOAD_MAX_MEMORY_SIZE``.
+
+    Raises:
+        BackendMismatchError: It is no receiver.
+        ImproperlyConfigured: Django has no settings yet.
+    """
+    view: Any
+    if isinstance(receiver, AsyncWebhookReceiver):
+        view = _async_view(receiver)
+    else:
+        view = _sync_view(receiver)
+    view.csrf_exempt = True
+    view.login_required = False
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view  # type: ignore[no-any-return]
+
+
+def _sync_view(receiver: AnyReceiver) -> Callable[..., HttpResponse]:
+    sync = wsgi.check_sync(receiver, "a Django view")
+
+    def webhook(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        delivery = _delivery(request, sync)
+        if isinstance(delivery, WebhookResponse):
+            return _answer(delivery)
+        return _answer(sync.receive(*delivery))
+
+    return webhook
+
+
+def _async_view(receiver: AsyncWebhookReceiver) -> Callable[..., Any]:
+    async def webhook(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        delivery = _delivery(request, receiver)
+        if isinstance(delivery, WebhookResponse):
+            return _answer(delivery)
+        return _answer(await deliver(receiver, *delivery))
+
+    return webhook
+
+
+def _delivery(
+    request: Any, receiver: AnyReceiver
+) -> tuple[str, str, RawHeaders, bytes] | WebhookResponse:
+    """What the receiver is to get, or the answer to what it is not."""
+    if request.method != "POST":
+        return NOT_ALLOWED
+    try:
+        body = _raw_body(request, receiver.settings.max_body_bytes)
+    except ClientGoneError:
+        return CUT_SHORT
+    # Django's own scheme and host know its settings for proxies, and check ALLOWED_HOSTS.
+    scheme, host = request.scheme, request.get_host()
+    if hasattr(request, "scope"):
+        fields = [(b"host", host.encode("latin-1"))]
+        url = asgi.request_url({**request.scope, "scheme": scheme, "headers": fields})
+        return request.method, url, request.scope["headers"], body
+    environ = {**request.environ, "wsgi.url_scheme": scheme, "HTTP_HOST": host}
+    for name in ("SCRIPT_NAME", "PATH_INFO"):  # Django has decoded them there
+        environ[name] = environ[name].encode("utf-8", "replace").decode("latin-1")
+    return request.method, wsgi.request_url(environ), wsgi.request_headers(request.environ), body
+
+
+def _raw_body(request: HttpRequest, most: int) -> bytes:
+    """The body as it came, also where ``request.body`` or ``request.POST`` was read before.
+
+    Raises:
+        ClientGoneError: It can't be read, or there is less of it than its length says.
+        OncekeyError: It was read in another way before, and is lost.
+    """
+    declared = (request.META.get("CONTENT_LENGTH") or "").encode("latin-1", "replace")
+    environ = getattr(request, "environ", {})
+    if not declared.isdigit() and environ.get("wsgi.input_terminated"):
+        return wsgi.request_body(environ, most)  # Django takes a body without a length for empty
+    if request._read_started and not hasattr(request, "_body"):
+        return wsgi.lost_body(request.content_type, "let that read request.body")
+    return wsgi.whole_body(request.read, most, declared)
+
+
+def _answer(response: WebhookResponse) -> HttpResponse:
+    answer = HttpResponse(response.body, status=response.status, headers=dict(response.headers))
+    if "Content-Type" not in response.headers:
+        del answer["Content-Type"]  # Django's default is HTML
+    return answer
+
+
+# Requests
+
+
+def idempotent(
+    store: AsyncStore | Store | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[V], V]:
+    """Decorate a view that takes the ``Idempotency-Key`` header.
+
+    With class-based views, and those of Django REST framework, decorate ``dispatch``:
+    ``@method_decorator(idempotent(store), name="dispatch")``. An async view needs an async store.
+    The ``scope`` option is called with Django's request: ``lambda request: request.user.pk``.
+
+    A view under ``ATOMIC_REQUESTS`` keeps its transaction, which is committed before the answer is
+    recorded. Write the record in the same transaction with ``store.transaction``, if it matters.
+
+    Args:
+        store: A store, or a URL.
+        settings: An ``oncekey.http.Settings``.
+        options: Its options, given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: An async view with a sync store, or the other way round.
+
+    Example:
+        >>> @idempotent("memory://", required=True)
+        ... def charge(request):
+        ...     return JsonResponse({"charged": True}, status=201)
+    """
+
+    def decorate(view: V) -> V:
+        guarded: Any
+        if iscoroutinefunction(view):
+            if isinstance(store, Store):
+                raise BackendMismatchError("this view is async: pass an async store, or a URL")
+            guarded = _guarded_async(AsyncRoutes(store, settings=settings, **options), view)
+        else:
+            if isinstance(store, AsyncStore):
+                raise BackendMismatchError("this view is not async: pass a sync store, or a URL")
+            guarded = _guarded(Routes(store, settings=settings, **options), view)
+        # Committed by Django after this returns, the writes could be lost once they are recorded
+        # as done: so the view's transaction is opened inside.
+        guarded._non_atomic_requests = set(connections)
+        return guarded  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _guarded(routes: Routes, view: Callable[..., Any]) -> Callable[..., Any]:
+    outside = frozenset(getattr(view, "_non_atomic_requests", ()))
+
+    @functools.wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        found = _keyed(routes, request)
+        if isinstance(found, Answer):
+            return _answered(found)
+        call = functools.partial(_atomic(view, outside), request, *args, **kwargs)
+        if found is None:
+            return call()
+
+        def seen() -> Seen[HttpResponse]:
+            try:
+                response = call()
+            except _CLIENT_ERRORS as raised:
+                response = response_for_exception(request, raised)
+            return _seen(response, routes.rules.settings.max_answer_bytes)
+
+        given = routes.run(*found, seen)
+        return _answered(given) if isinstance(given, Answer) else given
+
+    return guarded
+
+
+def _guarded_async(routes: AsyncRoutes, view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        found = _keyed(routes, request)
+        if isinstance(found, Answer):
+            return _answered(found)
+        if found is None:
+            return await view(request, *args, **kwargs)
+
+        async def seen() -> Seen[HttpResponse]:
+            try:
+                response = await view(request, *args, **kwargs)
+            except _CLIENT_ERRORS as raised:
+                response = response_for_exception(request, raised)
+            return _seen(response, routes.rules.settings.max_answer_bytes)
+
+        given = await routes.run(*found, seen)
+        return _answered(given) if isinstance(given, Answer) else given
+
+    return guarded
+
+
+def _atomic(view: Callable[..., Any], outside: frozenset[str]) -> Callable[..., Any]:
+    """The view in the transactions that ``ATOMIC_REQUESTS`` would have put it in."""
+    configured: Any = connections.settings
+    inside: Any = view
+    for alias, options in configured.items():
+        if options["ATOMIC_REQUESTS"] and alias not in outside:
+            inside = transaction.atomic(using=alias)(inside)
+    return inside  # type: ignore[no-any-return]
+
+
+def _keyed(routes: Routes | AsyncRoutes, request: Any) -> tuple[str, Facts, bytes] | Answer | None:
+    """Key, facts and body of a request; an answer to a refused one; ``None``: not guarded."""
+    header = routes.rules.header
+    meta = request.META
+    try:
+        facts = wsgi_facts(
+            {
+                **meta,
+                "REQUEST_METHOD": request.method,
+                "SCRIPT_NAME": "",
+                "PATH_INFO": request.path,
+            },
+            header,
+            request,
+        )
+        key = None if getattr(request, _MARK, False) else routes.key(facts)
+        if key is None:
+            return None
+        body = _raw_body(request, routes.rules.settings.max_body_bytes)
+        routes.rules.check_length(len(body))
+    except ClientGoneError:
+        return routes.refused(ENDED_EARLY)
+    except Refusal as no:
+        return routes.refused(no)
+    setattr(request, _MARK, True)
+    if not hasattr(request, "_body"):  # so that the view can read it once more
+        request._body = body
+        request._stream = BytesIO(body)
+    return key, facts, body
+
+
+def _seen(response: Any, most: int) -> Seen[HttpResponse]:
+    render = getattr(response, "render", None)
+    if render is not None and not response.is_rendered:
+        response = render()  # of a template, or by Django REST framework
+    body: bytes | None = None
+    if not response.streaming:
+        body = response.content
+    elif not response.is_async:
+        parts, size, stream = [], 0, iter(response.streaming_content)
+        for part in stream:
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                break
+        response.streaming_content = itertools.chain(parts, stream)
+        body = b"".join(parts) if size <= most else None
+    return Seen(response, Answer(response.status_code, fields_of(response.items()), body))
+
+
+def _answered(answer: Answer) -> HttpResponse:
+    response = HttpResponse(answer.body or b"", status=answer.status)
+    del response["Content-Type"]  # Django's default is HTML
+    for name, value in answer.headers:
+        response[name.decode("latin-1")] = value.decode("latin-1")
+    return response

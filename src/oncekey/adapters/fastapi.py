@@ -1,0 +1,201 @@
+"""FastAPI: a router that gives its requests to a receiver of webhooks, and a dependency.
+
+```python
+from fastapi import FastAPI
+
+from oncekey.adapters.fastapi import webhook_lifespan, webhook_router
+from oncekey.receiver import AsyncWebhookReceiver
+from oncekey.signatures import provider
+
+receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
+app = FastAPI(lifespan=webhook_lifespan(receiver))
+app.include_router(webhook_router(receiver, "/hooks/stripe"))
+
+
+@receiver.on("invoice.paid")
+async def paid(event): ...
+```
+
+An endpoint of your own that looks at the outcome, or wants other dependencies:
+
+```python
+from typing import Annotated
+
+from fastapi import Depends, Response
+
+from oncekey.adapters.fastapi import as_response, received
+from oncekey.receiver import WebhookResponse
+
+
+@app.post("/hooks/counted")
+async def counted(result: Annotated[WebhookResponse, Depends(received(receiver))]) -> Response:
+    print(result.outcome)
+    return as_response(result)
+```
+
+Everything is done before the endpoint runs: what it raises comes too late to undo the handler, and
+the sender's retry is then a duplicate. Give such an endpoint no parameters that a request can fail
+to have, since a 422 is no answer that a sender understands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from oncekey.abc import AsyncStore
+from oncekey.adapters._webhooks import AnyReceiver, missing, webhook_lifespan
+from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.http.header import MAX_KEY
+from oncekey.http.settings import Settings
+from oncekey.receiver import WebhookResponse
+
+try:
+    from fastapi import APIRouter, Request, Response
+    from fastapi.routing import APIRoute
+except ImportError as error:
+    raise missing("FastAPI", "fastapi") from error
+
+# After it: without FastAPI, the extra to install is not Starlette's.
+from oncekey.adapters.starlette import as_response, receive_webhook
+
+__all__ = [
+    "IdempotencyMiddleware",
+    "as_response",
+    "idempotent_route",
+    "received",
+    "webhook_lifespan",
+    "webhook_router",
+]
+
+_SEEN = "oncekey.webhooks"
+
+
+def webhook_router(
+    receiver: AnyReceiver, path: str = "/webhook", *, name: str | None = None, **options: Any
+) -> APIRouter:
+    """A router with one route: POST requests go to a receiver.
+
+    Args:
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+        path: Where, after the router's prefix.
+        name: The route's name.
+        options: Those of ``APIRouter``: ``prefix``, ``tags``, ``dependencies``, or
+            ``include_in_schema=False`` to leave it out of the OpenAPI document.
+
+    Example:
+        >>> app.include_router(webhook_router(receiver, "/hooks/stripe"))  # doctest: +SKIP
+    """
+    router = APIRouter(**options)
+    title = receiver.provider.title
+
+    async def webhook(request: Request) -> Response:
+        return as_response(await receive_webhook(request, receiver))
+
+    kinds = [kind for kind in receiver.settings.content_types if "*" not in kind]
+    router.add_api_route(
+        path,
+        webhook,
+        methods=["POST"],
+        name=name or f"{receiver.provider.name}-webhook",
+        status_code=receiver.provider.ack.status,
+        response_class=Response,
+        response_model=None,
+        summary=f"Webhooks of {title}",
+        description=f"Takes signed deliveries of {title}. Each event is handled once; any other "
+        "copy of it is answered in the same way.",
+        response_description="Handled, now or before",
+        responses={
+            400: {"description": "The body can't be read, or holds no event id"},
+            401: {"description": "The signature is not right"},
+            413: {"description": f"More than {receiver.settings.max_body_bytes} bytes"},
+            500: {"description": "Not handled: send it again"},
+            503: {"description": "Not handled yet: send it again, as Retry-After says"},
+        },
+        openapi_extra={
+            "requestBody": {"required": True, "content": {kind: {} for kind in kinds or ["*/*"]}}
+        },
+    )
+    return router
+
+
+def received(receiver: AnyReceiver) -> Callable[[Request], Awaitable[WebhookResponse]]:
+    """A dependency that gives the request to a receiver, and what came of it to the endpoint.
+
+    Used in several places of one request, it does its work once.
+
+    Args:
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+
+    Returns:
+        A function for ``Depends``. It gives a ``WebhookResponse``: return ``as_response`` of it.
+        See ``oncekey.adapters.starlette.receive_webhook``, also for what it raises.
+
+    Example:
+        >>> Received = Annotated[WebhookResponse, Depends(received(receiver))]  # doctest: +SKIP
+    """
+
+    # Not a generator: FastAPI runs what comes after a yield when the answer is under way.
+    async def dependency(request: Request) -> WebhookResponse:
+        seen: dict[AnyReceiver, WebhookResponse] = request.scope.setdefault(_SEEN, {})
+        if receiver not in seen:
+            seen[receiver] = await receive_webhook(request, receiver)
+        return seen[receiver]
+
+    return dependency
+
+
+# Requests
+
+
+def idempotent_route(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> type[APIRoute]:
+    """A class of routes that take the ``Idempotency-Key`` header, for ``APIRouter(route_class=)``.
+
+    The header is in the OpenAPI document of the guarded routes. To guard a whole app, use
+    ``app.add_middleware(IdempotencyMiddleware, store=...)``.
+
+    Args:
+        store: An async store, or a URL.
+        settings: An ``oncekey.http.Settings``.
+        options: Its options, given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+
+    Example:
+        >>> router = APIRouter(route_class=idempotent_route("memory://", required=True))
+        >>> @router.post("/charges", status_code=201)
+        ... async def charge(amount: int) -> dict[str, int]:
+        ...     return {"charged": amount}
+    """
+    opened, given = ready(store, settings, options)
+    methods = {method.upper() for method in given.methods}
+
+    class IdempotentRoute(APIRoute):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            # Not around self.app: FastAPI calls another one where a router is included.
+            self._guard = IdempotencyMiddleware(super().handle, opened, settings=given)
+            if not methods.isdisjoint(self.methods or ()):
+                extra = dict(self.openapi_extra or {})
+                described = {
+                    "name": given.header,
+                    "in": "header",
+                    "required": given.required,
+                    "description": "A fresh UUID for each operation, the same for its retries",
+                    "schema": {"type": "string", "maxLength": MAX_KEY},
+                }
+                others = [
+                    one
+                    for one in extra.get("parameters", [])
+                    if one.get("name") != given.header  # a router that was included in another
+                ]
+                self.openapi_extra = {**extra, "parameters": [*others, described]}
+
+        async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+            await self._guard(scope, receive, send)
+
+    return IdempotentRoute

@@ -1,0 +1,145 @@
+"""Litestar: a route handler that gives its requests to a receiver of webhooks.
+
+```python
+from litestar import Litestar
+
+from oncekey.adapters.litestar import webhook_handler, webhook_lifespan
+from oncekey.receiver import AsyncWebhookReceiver
+from oncekey.signatures import provider
+
+receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
+app = Litestar([webhook_handler(receiver, "/hooks/stripe")], lifespan=[webhook_lifespan(receiver)])
+
+
+@receiver.on("invoice.paid")
+async def paid(event): ...
+```
+
+A delivery proves itself by its signature: the handler is left out of Litestar's CSRF checks, and
+``opt={"exclude_from_auth": True}`` leaves it out of its authentication.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncekey.abc import AsyncStore
+from oncekey.adapters._webhooks import (
+    CUT_SHORT,
+    AnyReceiver,
+    deliver,
+    missing,
+    read_chunks,
+    webhook_lifespan,
+)
+from oncekey.adapters.asgi import request_url
+from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.http.settings import Settings
+from oncekey.receiver import WebhookResponse
+
+try:
+    from litestar import MediaType, Request, Response, post
+    from litestar.exceptions import InternalServerException
+    from litestar.handlers import HTTPRouteHandler
+    from litestar.middleware import DefineMiddleware
+except ImportError as error:
+    raise missing("Litestar", "litestar") from error
+
+__all__ = [
+    "IdempotencyMiddleware",
+    "as_response",
+    "idempotency",
+    "receive_webhook",
+    "webhook_handler",
+    "webhook_lifespan",
+]
+
+
+def webhook_handler(
+    receiver: AnyReceiver, path: str = "/webhook", **options: Any
+) -> HTTPRouteHandler:
+    """A route handler for POST that gives its requests to a receiver.
+
+    Args:
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+        path: Where.
+        options: Those of ``litestar.post``: ``guards``, ``opt``, ``tags``, or
+            ``include_in_schema=False`` to leave it out of the OpenAPI document.
+
+    Example:
+        >>> app = Litestar([webhook_handler(receiver, "/hooks/stripe")])  # doctest: +SKIP
+    """
+    title = receiver.provider.title
+    given: dict[str, Any] = {
+        "summary": f"Webhooks of {title}",
+        "description": f"Takes signed deliveries of {title}. Each event is handled once.",
+        "request_max_body_size": None,  # the receiver has a limit of its own
+        "exclude_from_csrf": True,
+        **options,
+    }
+
+    async def webhook(request: Request[Any, Any, Any]) -> Response[bytes]:
+        return as_response(await receive_webhook(request, receiver))
+
+    return post(path, **given)(webhook)
+
+
+async def receive_webhook(
+    request: Request[Any, Any, Any], receiver: AnyReceiver
+) -> WebhookResponse:
+    """Give a request to a receiver, for a handler that looks at the outcome itself.
+
+    Args:
+        request: Its body may have been read before.
+        receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+
+    Returns:
+        What to answer: return ``as_response`` of it, or the sender can't know what to retry. If
+        the client goes away while its body is read, nothing is handled: its outcome is
+        ``rejected`` and its code ``body_incomplete``.
+    """
+    most = receiver.settings.max_body_bytes
+    try:
+        body = await read_chunks(request.stream(), most, request.headers.get("content-length"))
+    except InternalServerException:
+        if not request.is_connected:  # "stream consumed"
+            raise
+        return CUT_SHORT
+    headers = request.scope["headers"]
+    return await deliver(receiver, request.method, request_url(dict(request.scope)), headers, body)
+
+
+def as_response(received: WebhookResponse) -> Response[bytes]:
+    """What a receiver answers, as a response of Litestar."""
+    # The type is among the headers; Litestar would add a charset to one that it is told.
+    return Response(
+        received.body,
+        status_code=received.status,
+        headers=dict(received.headers),
+        media_type=MediaType.TEXT,
+    )
+
+
+# Requests
+
+
+def idempotency(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> DefineMiddleware:
+    """Take the ``Idempotency-Key`` header: ``middleware=[...]`` of an app, router or handler.
+
+    Args:
+        store: An async store, or a URL.
+        settings: An ``oncekey.http.Settings``.
+        options: Its options, given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+
+    Example:
+        >>> app = Litestar([charge], middleware=[idempotency("memory://")])  # doctest: +SKIP
+    """
+    opened, given = ready(store, settings, options)
+    middleware: Any = IdempotencyMiddleware  # Litestar's own types of messages are narrower
+    return DefineMiddleware(middleware, store=opened, settings=given)

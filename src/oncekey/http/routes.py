@@ -1,0 +1,273 @@
+"""Guards for single routes: for frameworks that call a function and get a response object.
+
+An adapter translates its framework's request into ``Facts`` and its response into an ``Answer``,
+and sends either the response that the view gave, or the ``Answer`` that this gives instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from oncekey._core.call import (
+    CURRENT,
+    Job,
+    agive_up,
+    aopen_claim,
+    arecord,
+    give_up,
+    guarded,
+    open_claim,
+    record,
+    refusal,
+)
+from oncekey._core.flows import Claim
+from oncekey._core.heartbeat import Beat
+from oncekey.abc import AsyncStore, Store
+from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.http.answer import Answer, Fields
+from oncekey.http.asgi import ready
+from oncekey.http.problems import Refusal
+from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.settings import Settings
+from oncekey.models import ClaimReply, Verdict
+from oncekey.stores.urls import connect
+
+__all__ = ["ENDED_EARLY", "AsyncRoutes", "Facts", "Routes", "Seen", "fields_of", "wsgi_facts"]
+
+R = TypeVar("R")
+
+
+class Facts(NamedTuple):
+    """A request, as an adapter sees it.
+
+    Attributes:
+        method: Such as ``POST``.
+        path: For the ``applies`` option.
+        target: Path and query as they were sent.
+        keys: Every value of the key's header.
+        content_type: The ``Content-Type`` header, or nothing.
+        encoding: The ``Content-Encoding`` header, or nothing.
+        authorization: The ``Authorization`` header.
+        length: The declared length of the body.
+        source: The framework's request, which the ``scope`` option is called with.
+    """
+
+    method: str
+    path: str
+    target: bytes
+    keys: Sequence[bytes | str]
+    content_type: str
+    encoding: str
+    authorization: bytes | str | None
+    length: bytes | str | None
+    source: Any
+
+
+class Seen(NamedTuple, Generic[R]):
+    """What a view gave: the framework's response, and the same as an answer."""
+
+    response: R
+    answer: Answer
+
+
+def fields_of(pairs: Iterable[tuple[str, str]]) -> Fields:
+    """Header fields of a framework as an answer has them."""
+    return tuple(
+        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in pairs
+    )
+
+
+ENDED_EARLY: Final = Refusal("body-malformed", "The body ended too early.")
+
+
+def wsgi_facts(environ: dict[str, Any], header: str, source: Any) -> Facts:
+    """A request of WSGI. A server has joined a header that came twice, which is no key then."""
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    query = environ.get("QUERY_STRING", "")
+    key = environ.get("HTTP_" + header.upper().replace("-", "_"))
+    return Facts(
+        environ["REQUEST_METHOD"],
+        path,
+        (f"{path}?{query}" if query else path).encode("utf-8", "surrogateescape"),
+        [] if key is None else [key],
+        environ.get("CONTENT_TYPE", ""),
+        environ.get("HTTP_CONTENT_ENCODING", ""),
+        environ.get("HTTP_AUTHORIZATION"),
+        environ.get("CONTENT_LENGTH"),
+        source,
+    )
+
+
+class _Routes:
+    """What both forms share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.rules = Rules(settings)
+
+    def key(self, facts: Facts) -> str | None:
+        """The key of a request; ``None``: call the view, unguarded.
+
+        Raises:
+            Refusal: Answer this instead, by ``refused``. The body need not be read.
+        """
+        rules = self.rules
+        if not rules.guards(facts.method, facts.path):
+            return None
+        key = rules.key(facts.keys)
+        if key is not None:
+            rules.check_length(content_length(facts.length))
+        return key
+
+    def refused(self, no: Refusal) -> Answer:
+        """The answer to a refusal."""
+        return self.rules.refusal(no)
+
+    def _job(self, key: str, facts: Facts, named: Any, body: bytes) -> Job:
+        rules = self.rules
+        rules.check_length(len(body))
+        caller = rules.caller(named, facts.authorization)
+        return rules.job(
+            key,
+            caller,
+            facts.method,
+            facts.target,
+            facts.content_type,
+            facts.encoding,
+            body,
+        )
+
+    def _local(self, job: Job) -> Answer | None:
+        found = None if self.rules.local is None else self.rules.local.get(job)
+        return None if found is None else self.rules.replay(found)
+
+    def _replayed(self, job: Job, reply: ClaimReply) -> Answer:
+        if reply.verdict is not Verdict.REPLAY:
+            raise refusal(reply, job.operation, job.plan.terms)
+        answer: Answer = job.codec.decode(reply.answer or b"")
+        if self.rules.local is not None:
+            self.rules.local.put(job, answer)
+        return self.rules.replay(answer)
+
+    def _failed(self, error: OncekeyError) -> Answer:
+        return self.rules.refusal(self.rules.failure(error))
+
+
+class Routes(_Routes):
+    """Runs a view once for each key, on a sync store.
+
+    Args:
+        store: A sync store, or a URL.
+        settings: A ``Settings``; its options may be given singly instead.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is asynchronous.
+    """
+
+    def __init__(
+        self, store: Store | str, *, settings: Settings | None = None, **options: Any
+    ) -> None:
+        super().__init__(settings_of(settings, options))
+        self.store: Store = connect(store) if isinstance(store, str) else store
+        if not isinstance(self.store, Store):
+            raise BackendMismatchError(
+                f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
+                "SQLiteStore('file.db') or connect(url)"
+            )
+
+    def run(self, key: str, facts: Facts, body: bytes, view: Callable[[], Seen[R]]) -> R | Answer:
+        """The view's response, or what to answer instead. Errors of the view are raised.
+
+        Args:
+            key: From ``key(facts)``.
+            facts: The request.
+            body: Its whole body.
+            view: Calls the framework's view.
+        """
+        try:
+            scope = self.rules.settings.scope
+            named = None if scope is None else scope(facts.source)
+            job = self._job(key, facts, named, body)
+            at_hand = self._local(job)
+            if at_hand is not None:
+                return at_hand
+            claim = open_claim(self.store, job)
+            if not isinstance(claim, Claim):
+                return self._replayed(job, claim)
+        except Refusal as no:
+            return self.rules.refusal(no)
+        except OncekeyError as error:
+            return self._failed(error)
+        token = CURRENT.set(claim)
+        try:
+            with Beat(self.store, claim, job.plan):
+                seen = view()
+        except BaseException as error:
+            give_up(self.store, job, claim, error)
+            raise
+        finally:
+            CURRENT.reset(token)
+        kept = self.rules.kept(seen.answer)
+        try:
+            result = record(self.store, job, claim, kept)
+        except (ClaimLostError, StoreError) as error:
+            return self._failed(error)
+        if result.replayed:
+            return self.rules.replay(result.value)  # another worker's outcome counts
+        if kept is not None and self.rules.local is not None:
+            self.rules.local.put(job, kept)
+        return seen.response
+
+
+class AsyncRoutes(_Routes):
+    """Runs a view once for each key, in an event loop. Takes an async store."""
+
+    def __init__(
+        self, store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    ) -> None:
+        self.store, checked = ready(store, settings, options)
+        super().__init__(checked)
+
+    async def run(
+        self, key: str, facts: Facts, body: bytes, view: Callable[[], Awaitable[Seen[R]]]
+    ) -> R | Answer:
+        """See ``Routes.run``."""
+        try:
+            scope = self.rules.settings.scope
+            named = None if scope is None else scope(facts.source)
+            if inspect.isawaitable(named):
+                named = await named
+            job = self._job(key, facts, named, body)
+            at_hand = self._local(job)
+            if at_hand is not None:
+                return at_hand
+            claim = await aopen_claim(self.store, job)
+            if not isinstance(claim, Claim):
+                return self._replayed(job, claim)
+        except Refusal as no:
+            return self.rules.refusal(no)
+        except OncekeyError as error:
+            return self._failed(error)
+        try:
+            with guarded(self.store, job, claim):
+                seen = await view()
+        except GeneratorExit:
+            raise  # thrown away with its loop: the lease frees the key
+        except BaseException as error:
+            await agive_up(self.store, job, claim, error)
+            if isinstance(error, ClaimLostError):
+                return self._failed(error)
+            raise
+        kept = self.rules.kept(seen.answer)
+        try:
+            result = await arecord(self.store, job, claim, kept)
+        except (ClaimLostError, StoreError) as error:
+            return self._failed(error)
+        if result.replayed:
+            return self.rules.replay(result.value)
+        if kept is not None and self.rules.local is not None:
+            self.rules.local.put(job, kept)
+        return seen.response

@@ -1,0 +1,170 @@
+"""The Idempotency-Key header in every framework, behind its real server, with a real client."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from tests.adapters.keyed_sites import KINDS, Site, serve
+
+COPIES = 16
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running shop of each kind."""
+    kind: str = request.param
+    for site in serve(kind, tmp_path_factory.mktemp(kind)):
+        with connect(site) as client:
+            yield kind, site, client
+
+
+Shop = tuple[str, Site, httpx.Client]
+
+
+def connect(site: Site) -> httpx.Client:
+    # Without verify=False every client reads all certificates, which takes longer than the test.
+    return httpx.Client(base_url=site.url, timeout=20, trust_env=False, verify=False)
+
+
+def fresh() -> str:
+    return f"order-{os.getpid()}-{next(_numbers)}"
+
+
+def pay(client: httpx.Client, key: str, order: str) -> httpx.Response:
+    return client.post("/charges", json={"order": order}, headers={"Idempotency-Key": key})
+
+
+def test_the_first_answer_is_replayed(shop: Shop) -> None:
+    """One charge, and the retry gets the same answer without the first caller's cookie."""
+    _, site, client = shop
+    order = fresh()
+    first, again = pay(client, order, order), pay(client, f'"{order}"', order)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["location"] == "/charges/1"
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert "set-cookie" in first.headers
+    assert "set-cookie" not in again.headers
+    assert site.notes("effects").count(order) == 1
+
+
+def test_concurrent_copies_make_one_charge(shop: Shop) -> None:
+    """Sixteen copies from sixteen connections: one effect, every other is told 409 or replays."""
+    _, site, client = shop
+    order = fresh()
+
+    def copy(_: int) -> httpx.Response:
+        with connect(site) as own:
+            return pay(own, order, order)
+
+    with ThreadPoolExecutor(COPIES) as pool:
+        replies = list(pool.map(copy, range(COPIES)))
+    assert {reply.status_code for reply in replies} <= {201, 409}
+    assert len({reply.text for reply in replies if reply.status_code == 201}) == 1
+    assert all("retry-after" in r.headers for r in replies if r.status_code == 409)
+    assert pay(client, order, order).status_code == 201
+    assert site.notes("effects").count(order) == 1
+
+
+def test_another_request_conflicts(shop: Shop) -> None:
+    """The key of another body or of another route is a 422, and nothing runs."""
+    _, site, client = shop
+    order = fresh()
+    pay(client, order, order)
+    before = site.notes("effects")
+    other = pay(client, order, order + "-other")
+    route = client.post("/stream", headers={"Idempotency-Key": order})
+    assert (other.status_code, route.status_code) == (422, 422)
+    assert other.headers["content-type"] == "application/problem+json"
+    assert other.json()["type"] == "urn:oncekey:problem:key-reused"
+    assert site.notes("effects") == before
+
+
+def test_bad_requests_do_not_reach_the_handler(shop: Shop) -> None:
+    """Bad keys and bodies get a 4xx problem, never a 500."""
+    _, site, client = shop
+    before = site.notes("effects")
+    json = {"Content-Type": "application/json"}
+    deep = b"[" * 10_000 + b"]" * 10_000
+    for key, body, status in (
+        ("a b", b"{}", 400),
+        ("k" * 300, b"{}", 400),
+        (fresh(), b"{", 400),
+        (fresh(), b'{"order":"a","order":"b"}', 400),
+        (fresh(), b'{"order":"\xff"}', 400),
+        (fresh(), deep, 400),
+        (fresh(), b"x" * 1_048_577, 413),
+    ):
+        # A server that has not read a body to its end closes the connection.
+        with connect(site) as own:
+            reply = own.post("/charges", content=body, headers={**json, "Idempotency-Key": key})
+        assert reply.status_code == status, (key, body[:20], reply.text)
+        assert reply.json()["type"].startswith("urn:oncekey:problem:")
+    two = [("Idempotency-Key", "one"), ("Idempotency-Key", "two"), *json.items()]
+    assert client.post("/charges", content=b"{}", headers=two).status_code == 400
+    assert site.notes("effects") == before
+
+
+def test_unkeyed_requests_pass(shop: Shop) -> None:
+    """Without a key each request runs."""
+    _, site, client = shop
+    order = fresh()
+    for _ in range(2):
+        assert client.post("/charges", json={"order": order}).status_code == 201
+    assert site.notes("effects").count(order) == 2
+
+
+def test_a_404_is_an_answer_and_an_error_is_not(shop: Shop) -> None:
+    """The framework's own 404 is replayed; a handler that raises runs again."""
+    _, site, client = shop
+    key = fresh()
+    count = site.notes("effects").count
+    before = count("missing"), count("broken")
+    replies = [client.post("/missing", headers={"Idempotency-Key": key}) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [404, 404]
+    broken = [client.post("/broken", headers={"Idempotency-Key": key + "b"}) for _ in range(2)]
+    assert [reply.status_code for reply in broken] == [500, 500]
+    count = site.notes("effects").count
+    assert count("broken") - before[1] == 2
+    assert count("missing") - before[0] == 1
+
+
+def test_a_form_with_a_fresh_boundary_is_a_retry(shop: Shop) -> None:
+    """A multipart retry replays; another file conflicts."""
+    _, site, client = shop
+    key = {"Idempotency-Key": fresh()}
+    before = site.notes("effects").count("upload")
+    files = {"file": ("a.bin", b"\x00\r\n--bytes" * 100)}
+    first = client.post("/upload", files=files, headers=key)
+    again = client.post("/upload", files=files, headers=key)
+    assert first.request.headers["content-type"] != again.request.headers["content-type"]
+    assert (first.status_code, first.json()) == (201, {"size": 1000})
+    assert (again.json(), again.headers["idempotent-replayed"]) == (first.json(), "true")
+    other = client.post("/upload", files={"file": ("a.bin", b"other")}, headers=key)
+    assert other.status_code == 422
+    assert site.notes("effects").count("upload") - before == 1
+
+
+def test_streamed_answers_are_replayed_or_known_as_done(shop: Shop) -> None:
+    """An answer in parts runs once; where a framework hides its body, the retry is told so."""
+    kind, site, client = shop
+    key = {"Idempotency-Key": fresh()}
+    before = site.notes("effects").count("stream")
+    first, again = client.post("/stream", headers=key), client.post("/stream", headers=key)
+    assert (first.status_code, first.text) == (200, "one,two,three")
+    assert again.status_code == 200
+    assert again.headers["idempotent-replayed"] == "true"
+    if kind.startswith("aiohttp") or kind == "django-async":
+        assert again.json()["type"] == "urn:oncekey:problem:body-unavailable"
+    else:
+        assert again.text == "one,two,three"
+    assert site.notes("effects").count("stream") - before == 1
