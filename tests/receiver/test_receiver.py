@@ -375,3 +375,19 @@ def test_wrong_options_are_named() -> None:
 
     with pytest.raises(BackendMismatchError, match="async"):
         receiver_of(handler)
+
+
+async def test_copies_of_a_handled_event_do_not_hold_each_other_up(tmp_path: Path) -> None:
+    """In transactions, too, all copies at once get the answer without a wait."""
+    receiver = AsyncWebhookReceiver(
+        STRIPE, f"sqlite:///{tmp_path / 'hooks.db'}", transactional=True, wait=0
+    )
+
+    @receiver.on()
+    async def handle(event: WebhookEvent, tx: Any) -> None: ...
+
+    request = STRIPE.sign("POST", "https://x.example/h", JSON, event())
+    assert (await receiver.receive(*request)).outcome == "handled"
+    copies = await asyncio.gather(*(receiver.receive(*request) for _ in range(6)))
+    assert [copy.outcome for copy in copies] == ["duplicate"] * 6
+    await receiver.aclose()

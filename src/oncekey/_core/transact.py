@@ -179,6 +179,10 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
                 return entered
             _in_hand.give(store, digest)
             reply, joined = entered.reply, hand.joined
+        elif not waited:
+            # Held in this process, perhaps by a copy that only gets the answer.
+            known = yield Op("peek", (key, job.fingerprint, terms))
+            reply = known or reply
         left = begun + plan.wait - monotonic()
         if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
             break
@@ -320,6 +324,7 @@ class _Block:
             if entered.reply.verdict is Verdict.REPLAY:
                 return Tx(None, None, job.codec.decode(entered.reply.answer or b"j"))
             raise refusal(entered.reply, job.operation, job.plan.terms)
+        claim.home = weakref.ref(self._store)
         self._entered = entered
         self._tx = tx = Tx(entered.hand.target, claim)
         keys = _open_keys.get() | {(id(self._store), job.key.digest)}
