@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from oncekey._version import __version__
-from oncekey.cli import conformance, migrate, providers, send, sign
+from oncekey.cli import conformance, migrate, providers, replay, send, sign
 from oncekey.errors import OncekeyError
 
 __all__ = ["main"]
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     providers.add_to(commands)
     sign.add_to(commands)
     send.add_to(commands)
+    replay.add_to(commands)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -1,4 +1,4 @@
-"""Help for tests of code that uses oncekey."""
+"""``ManualClock``: time that passes when a test says so."""
 
 from __future__ import annotations
 

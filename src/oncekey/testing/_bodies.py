@@ -1,0 +1,69 @@
+"""A body for every provider in the table, as its documentation shows one, cut to a few fields."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+__all__ = ["BODIES", "Body"]
+
+
+class Body(NamedTuple):
+    """What an event of a provider looks like, without its id and type.
+
+    Attributes:
+        type: A type that the provider really sends.
+        event: One event; for a batch, one of it.
+        around: What surrounds a batch, if it is not the whole body.
+        end: Bytes after the JSON, which are signed too.
+    """
+
+    type: str
+    event: dict[str, Any]
+    around: dict[str, Any] = {}
+    end: bytes = b""
+
+
+_ADYEN: Final = {
+    "amount": {"currency": "EUR", "value": 1130},
+    "eventDate": "2026-11-16T03:10:00+01:00",
+    "merchantAccountCode": "TestMerchant",
+    "merchantReference": "order-1",
+    "originalReference": "",
+    "success": "true",
+}
+
+BODIES: Final[dict[str, Body]] = {
+    "stripe": Body(
+        "invoice.paid",
+        {"object": "event", "data": {"object": {"id": "in_1", "amount_paid": 1200}}},
+    ),
+    "github": Body("push", {"ref": "refs/heads/main", "repository": {"full_name": "acme/shop"}}),
+    "shopify": Body("orders/create", {"total_price": "12.00", "currency": "EUR"}),
+    "slack": Body(
+        "app_mention",
+        {"type": "event_callback", "event": {"user": "U1", "text": "hello", "channel": "C1"}},
+    ),
+    "paypal": Body("PAYMENT.SALE.COMPLETED", {"resource": {"amount": {"total": "12.00"}}}),
+    "square": Body("payment.updated", {"merchant_id": "M1", "data": {"type": "payment"}}),
+    "standard-webhooks": Body("user.created", {"data": {"email": "ada@example.com"}}),
+    "svix": Body("user.created", {"data": {"email": "ada@example.com"}}),
+    "zendesk": Body("zen:event-type:ticket.created", {"detail": {"subject": "Help"}}),
+    "discord": Body(
+        "APPLICATION_AUTHORIZED",
+        {"version": 1, "type": 1, "event": {"timestamp": "2026-11-16T03:10:00Z"}},
+    ),
+    "paddle": Body("transaction.completed", {"data": {"status": "completed"}}),
+    "mailgun": Body("delivered", {"event-data": {"recipient": "ada@example.com"}}),
+    "hubspot": Body(
+        "contact.creation",
+        {"subscriptionId": 2, "portalId": 3, "occurredAt": 1_794_800_000_000, "objectId": 4},
+    ),
+    "intercom": Body("user.created", {"type": "notification_event", "data": {"item": {}}}),
+    "linear": Body("Issue", {"action": "create", "data": {"title": "Fix it"}}),
+    "sendgrid": Body("open", {"email": "ada@example.com"}, end=b"\r\n"),
+    "adyen": Body("AUTHORISATION", {"NotificationRequestItem": _ADYEN}, {"live": "false"}),
+    "adyen-platform": Body("balancePlatform.transfer.created", {"data": {"amount": 1130}}),
+    "sports-stack": Body("score", {"event": {"home": 2, "away": 1}}),
+    "adcp": Body("create_media_buy", {"status": "completed", "result": {"media_buy_id": "mb_1"}}),
+    "adcp-hmac": Body("create_media_buy", {"status": "completed", "result": {}}),
+}
