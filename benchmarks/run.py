@@ -24,6 +24,7 @@ from pathlib import Path
 import bench_canonical
 import bench_memory
 import bench_postgres
+import bench_receiver
 import bench_redis
 import bench_sqlite
 import harness
@@ -61,6 +62,7 @@ PARTS: dict[str, Callable[[Options], str]] = {
     "sqlite": bench_sqlite.report,
     "postgres": bench_postgres.report,
     "redis": bench_redis.report,
+    "receiver": bench_receiver.report,
     "canonical": canonical,
 }
 

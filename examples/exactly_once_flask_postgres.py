@@ -1,4 +1,4 @@
-"""A Flask receiver on PostgreSQL: every webhook event has its effect exactly once.
+"""A Flask receiver on PostgreSQL, step by step: verify, claim, write, commit in one transaction.
 
     pip install flask "oncekey[postgres]"
     export DATABASE_URL=postgresql://user:password@localhost/shop WEBHOOK_SECRET=s3cret
@@ -7,11 +7,11 @@
     flask --app exactly_once_flask_postgres run
 
 The payment and the mark "handled" are one transaction: a crash at any point leaves both or neither,
-and there is nothing to complete or to give back.
+and there is nothing to complete or to give back. This is what a receiver does by itself, see
+sports_stack_flask.py; step by step it fits into a view that does other things too.
 """
 
 import hashlib
-import hmac
 import json
 import os
 
@@ -23,36 +23,36 @@ from oncekey import (
     PgStore,
     StoreError,
     SyncWebhookDedupStore,
-    event_id,
 )
-
-SENDER = "acme"  # whose secret was checked; never taken from the payload
+from oncekey.signatures import hmac_provider
 
 
 def create_app(database: str | None = None, secret: str | None = None) -> Flask:
     app = Flask(__name__)
-    shared = (secret or os.environ["WEBHOOK_SECRET"]).encode()
     store = PgStore(database or os.environ["DATABASE_URL"])
     dedup = SyncWebhookDedupStore(store)
     app.extensions["oncekey"] = store  # for whoever ends the app to close
+    acme = hmac_provider(
+        "acme",
+        secret=secret or os.environ["WEBHOOK_SECRET"],
+        header="X-Signature",
+        event_id="id",
+    )
 
     @app.post("/webhook")
     def receive() -> Response:
         body = request.get_data()
-        signature = hmac.new(shared, body, hashlib.sha256).hexdigest().encode()
-        if not hmac.compare_digest(signature, request.headers.get("X-Signature", "").encode()):
-            return Response("bad signature", 401)
+        verdict = acme.verify(request.method, request.url, dict(request.headers), body)
+        if verdict.sender is None or verdict.event_id is None:
+            genuine = verdict.code in ("body_malformed", "id_missing")
+            return Response(verdict.message, 400 if genuine else 401)
+        # Who sent it comes from the signature, never from the payload.
+        sender, digest = verdict.sender.as_sender_identity(), hashlib.sha256(body).hexdigest()
         try:
-            event = json.loads(body)
-            delivery = (SENDER, event_id(event), hashlib.sha256(body).hexdigest())
-        except ValueError as error:
-            return Response(str(error), 400)
-
-        try:
-            with dedup.transaction(*delivery, wait_seconds=1) as tx:
+            with dedup.transaction(sender, verdict.event_id, digest, wait_seconds=1) as tx:
                 if tx.replayed:
                     return Response("duplicate", 200)
-                row = (event["id"], event["cents"])
+                row = (verdict.event_id, json.loads(body)["cents"])
                 tx.connection.execute("INSERT INTO payments VALUES (%s, %s)", row)
         except IdempotencyConflictError:
             return Response("this id came before with another payload", 409)

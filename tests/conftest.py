@@ -19,14 +19,23 @@ settings.load_profile("oncekey")
 # What takes minutes and depends on servers and drivers more than on the version of Python: run in
 # full on one version, left out on others (make test-all runs it on all).
 HEAVY = (
+    "tests/adapters/",
     "tests/contract/test_model_servers",
+    "tests/examples/",
+    "tests/faults/test_delivery_storm",
     "tests/faults/test_kill_storm_servers",
     "tests/faults/test_redis",
+    "tests/functions/",
+    "tests/interop/",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
     "tests/transactions/",
 )
-LIGHT = ("tests/transactions/test_every_driver", "tests/stores/test_redis_contract")
+LIGHT = (
+    "tests/adapters/test_keyed",
+    "tests/stores/test_redis_contract",
+    "tests/transactions/test_every_driver",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -50,10 +50,12 @@ class OncekeyError(Exception):
     Attributes:
         code: A stable, machine-readable name of what went wrong.
         retryable: Whether the same call may succeed later, unchanged.
+        context: The ``context`` of the AdCP request that failed, which its answer gives back.
     """
 
     code: str = "ONCEKEY_ERROR"
     retryable: bool = False
+    context: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Constructors differ from class to class; the message and the attributes are what counts.
@@ -67,15 +69,31 @@ class PolicyError(OncekeyError, ValueError):
 
 
 class InvalidKeyError(OncekeyError, ValueError):
-    """An idempotency key, sender or namespace that can't be stored: empty, too long, with a NUL."""
+    """An idempotency key, sender or namespace that can't be stored: empty, too long, with a NUL.
+
+    Attributes:
+        field: The field of the request that holds it, if that is known.
+    """
 
     code = "INVALID_REQUEST"
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class InvalidRequestError(OncekeyError, TypeError):
-    """A request that is neither a dict nor a Pydantic model."""
+    """A request that is neither a dict nor a Pydantic model, or that its schema refuses.
+
+    Attributes:
+        field: Where the fault is, such as ``packages[0].budget``, if that is known.
+    """
 
     code = "INVALID_REQUEST"
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class CanonicalJSONError(OncekeyError, ValueError):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-import enum
 import functools
 import inspect
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Token
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from oncekey._core import call as engine
+from oncekey._core.blueprint import Blueprint, KeySource, PerCallKeyWarning, key_name, scope_of
+from oncekey._core.calls import PendingCall
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan
 from oncekey._core.heartbeat import Beat
@@ -28,19 +26,28 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, InvalidKeyError
-from oncekey.models import Key, Scope, Verdict, check_text
+from oncekey.models import Key, Verdict
 from oncekey.policy import Policy
 from oncekey.stores.urls import aconnect, connect
 
-__all__ = ["AsyncOnce", "Once", "OpenClaim", "current_claim"]
+__all__ = [
+    "AsyncOnce",
+    "Claim",
+    "Once",
+    "OpenClaim",
+    "PendingCall",
+    "PerCallKeyWarning",
+    "current_claim",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-KeySource = str | Callable[..., object]
 
 
 def current_claim() -> Claim:
     """The claim under which the running handler works: its fence, its attempts, ``check()``.
+
+    The handler of a guard, of ``IdempotencyStore``, of a webhook receiver or behind a middleware.
 
     Raises:
         LookupError: No guarded call is running here.
@@ -54,97 +61,11 @@ def current_claim() -> Claim:
     return claim
 
 
-def _key_name(value: object, what: str) -> str:
-    """A key from an argument's value: text, or something whose text never changes."""
-    if isinstance(value, str):
-        return check_text(value, what)
-    if isinstance(value, enum.Enum):
-        return _key_name(value.value, what)
-    if isinstance(value, bool) or not isinstance(value, (int, uuid.UUID, decimal.Decimal, dt.date)):
-        raise InvalidKeyError(
-            f"{what} is a {type(value).__name__}, which can't be a key: use a string, an integer "
-            "or a UUID, or a dotted path to one, such as order.id"
-        )
-    return check_text(str(value), what)
-
-
-def _follow(value: Any, path: list[str], what: str) -> Any:
-    for part in path:
-        missing = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
-        if missing is None:
-            raise InvalidKeyError(f"{what} has no {part!r}, so there is no key to run it under")
-        value = missing
-    return value
-
-
-class _Blueprint:
-    """How calls of one function become keys and payloads."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        key: KeySource,
-        ignore: Iterable[str],
-        scope: Scope,
-        policy: Policy,
-    ) -> None:
-        self.signature = inspect.signature(function)
-        self.operation = getattr(function, "__qualname__", repr(function))
-        self.codec = Codec.for_function(function)
-        self.plan = Plan.of(policy)
-        self.scope = scope
-        self.key = key
-        names = list(self.signature.parameters)
-        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
-        if names and names[0] in ("self", "cls"):
-            left_out.add(names[0])
-        unknown = left_out - set(names)
-        if isinstance(key, str):
-            root, *self.path = key.split(".")
-            if root not in names:
-                unknown.add(root)
-            self.root = root
-            if not self.path:
-                left_out.add(root)
-        if unknown:
-            raise InvalidKeyError(
-                f"{self.operation} has no argument {', '.join(sorted(map(repr, unknown)))}; "
-                f"it has {', '.join(names) or 'none'}"
-            )
-        self.payload = [name for name in names if name not in left_out]
-
-    def job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> engine.Job:
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = bound.arguments
-        if isinstance(self.key, str):
-            what = f"the key {self.key!r} of {self.operation}"
-            name = _key_name(_follow(values[self.root], self.path, what), what)
-        else:
-            name = _key_name(self.key(*args, **kwargs), f"the key of {self.operation}")
-        payload = fingerprint({part: values[part] for part in self.payload})
-        return engine.Job(Key(self.scope, name), payload, self.plan, self.codec, self.operation)
-
-
 def _must_have_key(bare: tuple[object, ...], key: KeySource) -> None:
     if bare or not key:
         raise InvalidKeyError(
             'say which argument is the key: write @once(key="order_id") above the function'
         )
-
-
-def _scope(scope: str, function: Callable[..., Any] | None) -> Scope:
-    if scope or function is None:
-        return Scope("once", check_text(scope or "default", "scope"))
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    if "<lambda>" in named.__qualname__:
-        raise InvalidKeyError(
-            "a lambda has no name to keep its keys apart from others: give scope= to Once, or "
-            "write a function with def"
-        )
-    return Scope("once", "", f"{named.__module__}.{named.__qualname__}")
 
 
 class OpenClaim:
@@ -185,6 +106,34 @@ class OpenClaim:
         if self.claim is not None:
             self.claim.check()
 
+    def downstream_key(self, provider: str, secret: bytes | str | None = None) -> str:
+        """See ``Claim.downstream_key``."""
+        return self._held().downstream_key(provider, secret)
+
+    def before_call(self, provider: str, request_id: str) -> None:
+        """See ``Claim.before_call``."""
+        self._held().before_call(provider, request_id)
+
+    async def abefore_call(self, provider: str, request_id: str) -> None:
+        """See ``Claim.abefore_call``."""
+        await self._held().abefore_call(provider, request_id)
+
+    def pending_calls(self) -> list[PendingCall]:
+        """See ``Claim.pending_calls``."""
+        return self._held().pending_calls()
+
+    async def apending_calls(self) -> list[PendingCall]:
+        """See ``Claim.apending_calls``."""
+        return await self._held().apending_calls()
+
+    def _held(self) -> Claim:
+        if self.claim is None:
+            raise LookupError(
+                "the work was done before, so there is no call to make: look at "
+                "claim.replayed first"
+            )
+        return self.claim
+
 
 class _Base:
     """What both forms share: the policy, and how options override it."""
@@ -199,14 +148,19 @@ class _Base:
         key: KeySource,
         ignore: Iterable[str],
         options: dict[str, Any],
-    ) -> _Blueprint:
-        scope = _scope(self._scope, function)
-        return _Blueprint(function, key, ignore, scope, self.policy.but(options))
+    ) -> Blueprint:
+        """How calls of ``function`` are done once. Raises if it can't be guarded here."""
+        self._check(function)
+        scope = scope_of(self._scope, function)
+        return Blueprint(function, key, ignore, scope, self.policy.but(options))
+
+    def _check(self, function: Callable[..., Any]) -> None:
+        raise NotImplementedError
 
     def _block(self, key: str, payload: object, options: dict[str, Any]) -> engine.Job:
         policy = self.policy.but(options)
         mark = b"" if payload is None else fingerprint(payload)
-        name = Key(_scope(self._scope, None), _key_name(key, "key"))
+        name = Key(scope_of(self._scope, None), key_name(key, "key"))
         return engine.Job(name, mark, Plan.of(policy), Codec(), "guard")
 
 
@@ -258,9 +212,9 @@ class Once(_Base):
 
         Args:
             *bare: Nothing: a bare ``@once`` is told what to write.
-            key: Which argument is the key: its name, a dotted path into it (``order.id``), or a
-                callable that gets the arguments. The other arguments are the payload: the same
-                key with another payload is a conflict.
+            key: Which argument is the key: its name, a dotted path into it (``order.id``), a list
+                of such names or paths, or a callable that gets the arguments. The other arguments
+                are the payload: the same key with another payload is a conflict.
             ignore: Arguments that are not part of the payload, such as a logger.
             transactional: Run the function in a transaction, in which its writes and its answer
                 commit together. It writes on ``current_transaction().connection``.
@@ -272,31 +226,35 @@ class Once(_Base):
             check_transactional(self.store)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if engine.is_async(function):
-                raise BackendMismatchError(
-                    f"{getattr(function, '__qualname__', function)} is async: use AsyncOnce with "
-                    "aconnect(url)"
-                )
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise BackendMismatchError(
-                    f"{function.__qualname__} is a generator: return a list, which can be replayed"
-                )
             blueprint = self._blueprint(function, key, ignore, options)
 
             @functools.wraps(function)
             def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
                 job = blueprint.job(args, kwargs)
-                if transactional:
-                    result = call_in_transaction(
-                        self.store, on, job, lambda _: function(*args, **kwargs)
-                    )
-                else:
-                    result = engine.call(self.store, job, lambda: function(*args, **kwargs))
-                return cast("R", result.value)
+                work = functools.partial(function, *args, **kwargs)
+                return cast("R", self._run(job, work, transactional, on).value)
 
             return wrapper
 
         return decorate
+
+    def _check(self, function: Callable[..., Any]) -> None:
+        if engine.is_async(function):
+            raise BackendMismatchError(
+                f"{getattr(function, '__qualname__', function)} is async: use AsyncOnce with "
+                "aconnect(url)"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise BackendMismatchError(
+                f"{function.__qualname__} is a generator: return a list, which can be replayed"
+            )
+
+    def _run(
+        self, job: engine.Job, work: Callable[[], Any], transactional: bool, on: Any
+    ) -> engine.Result:
+        if transactional:
+            return call_in_transaction(self.store, on, job, lambda _: work())
+        return engine.call(self.store, job, work)
 
     def transaction(
         self,
@@ -427,27 +385,31 @@ class AsyncOnce(_Base):
             check_transactional(self.store)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-            if not engine.is_async(function):
-                raise BackendMismatchError(
-                    f"{getattr(function, '__qualname__', function)} is not async: use Once with "
-                    "connect(url)"
-                )
             blueprint = self._blueprint(function, key, ignore, options)
 
             @functools.wraps(function)
             async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
                 job = blueprint.job(args, kwargs)
-                if transactional:
-                    result = await acall_in_transaction(
-                        self.store, on, job, lambda _: function(*args, **kwargs)
-                    )
-                else:
-                    result = await engine.acall(self.store, job, lambda: function(*args, **kwargs))
-                return cast("R", result.value)
+                work = functools.partial(function, *args, **kwargs)
+                return cast("R", (await self._run(job, work, transactional, on)).value)
 
             return wrapper
 
         return decorate
+
+    def _check(self, function: Callable[..., Any]) -> None:
+        if not engine.is_async(function):
+            raise BackendMismatchError(
+                f"{getattr(function, '__qualname__', function)} is not async: use Once with "
+                "connect(url)"
+            )
+
+    async def _run(
+        self, job: engine.Job, work: Callable[[], Awaitable[Any]], transactional: bool, on: Any
+    ) -> engine.Result:
+        if transactional:
+            return await acall_in_transaction(self.store, on, job, lambda _: work())
+        return await engine.acall(self.store, job, work)
 
     def transaction(
         self,

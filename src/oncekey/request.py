@@ -8,14 +8,15 @@ import hashlib
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, TypeVar, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import Arguments, as_dict, identity
 from oncekey._core.flows import Plan
 from oncekey._core.limiter import InsertLimiter
+from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
     Tx,
@@ -25,17 +26,19 @@ from oncekey._core.transact import (
     takes_parameter,
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
-from oncekey.canonical import canonical_json_sha256, sha256_hex
+from oncekey.adcp import account_parts, field_of, is_stored, with_envelope
+from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
     IdempotencyRateLimitedError,
     IdempotencyScopeError,
     InvalidKeyError,
+    OncekeyError,
     PolicyError,
 )
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import Policy
-from oncekey.stores.legacy import as_async_store, join_scope
+from oncekey.stores.legacy import LegacyStore, as_async_store, join_scope
 
 __all__ = ["IdempotencyStore", "ToolContext"]
 
@@ -45,11 +48,23 @@ MAX_KEY = 255
 SKEW_SECONDS = 60
 REMEMBER_SECONDS = 604_800
 INSERT_WINDOWS = ((60 * 60, 60), (300 * 10, 10))  # 60/s over a minute, 300/s over ten seconds
+READ_WINDOWS = ((300 * 60, 60), (1500 * 10, 10))  # of handlers that change nothing
 STRICT_KEY = re.compile(r"[A-Za-z0-9_.:-]{16,255}\Z")
 
 F = TypeVar("F", bound=Callable[..., Any])
 HashFunction = Callable[[dict[str, Any]], str]
-_How = tuple[str | None, bool, Any, ErrorAnswer | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """The options of one ``wrap``."""
+
+    operation: str | None
+    validate: Validate | None
+    read_only: bool
+    transactional: bool
+    on: Any
+    error_answer: ErrorAnswer | None
 
 
 @dataclass
@@ -59,10 +74,13 @@ class ToolContext:
     Attributes:
         caller_identity: The authenticated principal, stable and never from the payload.
         tenant_id: Where principals are unique only within a tenant.
+        account_id: What the account that the request names was resolved to, where accounts are part
+            of the scope. Without it they are told apart by what the request says.
     """
 
     caller_identity: str | None = None
     tenant_id: str | None = None
+    account_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +107,9 @@ class IdempotencyStore:
     The key is ``params["idempotency_key"]``, scoped to the authenticated caller in ``context``. A
     retry with the same payload gets the stored answer; another payload is a conflict; a copy that
     comes while the first runs waits for its answer. Only success is stored: an exception, or an
-    answer with ``errors`` or ``adcp_error``, leaves the key free.
+    answer with ``errors`` or ``adcp_error``, leaves the key free. Under ``adcp-3.2`` so does a
+    ``status`` of a task that failed, was rejected or waits for input, and ``errors`` that are only
+    warnings do not.
 
     Args:
         backend: A store; async handlers need an async one, sync handlers a sync one.
@@ -103,8 +123,12 @@ class IdempotencyStore:
         limit_inserts: At most 60 new keys a second over a minute and 300 over ten seconds, for
             each caller and process.
         strict_keys: A key is required, 16 to 255 characters out of ``A-Za-z0-9_.:-``.
-        mark_replays: Replays carry ``replayed: true`` and the current request's ``context``.
-        bind_operation: The handler's name is part of the payload, the account part of the scope.
+        mark_replays: Replays carry ``replayed: true``; every answer and error carries the current
+            request's ``context``.
+        bind_operation: The handler's name is part of the payload, the account part of the scope,
+            and for ``si_send_message`` the session too.
+        account_salt: A secret with which accounts that are named by brand and operator are hashed
+            into the scope. The same in every process; a new one makes their keys new.
         on_in_flight: ``wait`` for the first call's answer, or ``reject`` at once.
         wait_seconds: How long to wait.
         lease_seconds: How long a dead worker's claim holds.
@@ -142,6 +166,7 @@ class IdempotencyStore:
         strict_keys: bool | None = None,
         mark_replays: bool | None = None,
         bind_operation: bool | None = None,
+        account_salt: str | bytes = b"",
         on_in_flight: Literal["wait", "reject"] = "wait",
         wait_seconds: float = 60,
         lease_seconds: float | None = None,
@@ -158,6 +183,12 @@ class IdempotencyStore:
             raise PolicyError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
         if on_in_flight not in ("wait", "reject"):
             raise PolicyError(f"on_in_flight must be 'wait' or 'reject', got {on_in_flight!r}")
+        longest = 3600 if in_flight_max_seconds is None else in_flight_max_seconds
+        if longest > ttl_seconds:
+            raise PolicyError(
+                f"in_flight_max_seconds must not be more than ttl_seconds ({ttl_seconds}), "
+                f"got {longest}"
+            )
         base = PROFILES[profile]
         self.rules = _Rules(
             *(
@@ -178,9 +209,9 @@ class IdempotencyStore:
         self._hash_fn = hash_fn
         leased = lease_seconds is not None or in_flight_max_seconds is not None
         self._states_lease = leased or profile != "classic"
-        self.in_flight_max_seconds = (
-            3600 if in_flight_max_seconds is None else in_flight_max_seconds
-        )
+        self.in_flight_max_seconds = longest
+        self._salt = account_salt.encode() if isinstance(account_salt, str) else account_salt
+        self._keeps = is_stored if profile == "adcp-3.2" else _no_error
         self._plan = Plan.of(
             Policy(
                 ttl=ttl_seconds,
@@ -192,11 +223,21 @@ class IdempotencyStore:
                 remember_expired=REMEMBER_SECONDS if self.rules.reject_expired else 0,
             )
         )
-        self._limiter = InsertLimiter(INSERT_WINDOWS, clock) if self.rules.limit_inserts else None
+        self._limiters: tuple[InsertLimiter, InsertLimiter] | None = None
+        if self.rules.limit_inserts:
+            self._limiters = (
+                InsertLimiter(INSERT_WINDOWS, clock),
+                InsertLimiter(READ_WINDOWS, clock),
+            )
         self._missing_principal_warned = False
         store = backend
         if not isinstance(store, Store):
             store = as_async_store(store, "IdempotencyStore")
+        if self.rules.reject_expired and isinstance(store, LegacyStore):
+            raise BackendMismatchError(
+                f"{type(backend).__name__} has only get and put, so a key that it dropped looks "
+                "like one that it never saw: pass one of oncekey's stores, or reject_expired=False"
+            )
         if clock is not time.time and isinstance(store, ClockInjectable):
             store = store.with_clock(clock)
         self._store: Store | AsyncStore = store
@@ -215,6 +256,8 @@ class IdempotencyStore:
         self,
         *,
         operation: str | None = None,
+        validate: Validate | None = None,
+        read_only: bool = False,
         transactional: bool = False,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
@@ -224,6 +267,8 @@ class IdempotencyStore:
         handler: Callable[..., Any] | None = None,
         *,
         operation: str | None = None,
+        validate: Validate | None = None,
+        read_only: bool = False,
         transactional: bool = False,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
@@ -236,6 +281,11 @@ class IdempotencyStore:
         Args:
             handler: The function.
             operation: Its name in errors and comparisons. Default: the function's own.
+            validate: What a request must pass before the store is touched: a Pydantic model, or a
+                function that raises ValueError or TypeError. What it refuses is an
+                ``InvalidRequestError``.
+            read_only: The handler changes nothing, so that its requests need no key. Its keys have
+                limits of their own: 300 a second over a minute and 1500 over ten seconds.
             transactional: Run the handler in a transaction of the backend's database, in which
                 its writes, the claim and the answer commit together: exactly once. A handler with
                 a parameter ``tx`` gets the transaction there, others by ``current_transaction()``;
@@ -254,18 +304,17 @@ class IdempotencyStore:
             raise BackendMismatchError(
                 "put wrap closest to the function: @staticmethod or @classmethod above @store.wrap"
             )
-        how: _How = (operation, transactional, on, error_answer)
+        how = _How(operation, validate, read_only, transactional, on, error_answer)
         if handler is None:
             return functools.partial(self._wrap, how=how)
         return self._wrap(handler, how=how)
 
     def _wrap(self, handler: Callable[..., Any], *, how: _How) -> Callable[..., Any]:
-        operation, transactional, on, error_answer = how
-        name = operation or str(getattr(handler, "__name__", "handler"))
+        name = how.operation or str(getattr(handler, "__name__", "handler"))
         request = Arguments(handler, name)
         store = self._store
-        takes_tx = transactional and takes_parameter(handler, "tx")
-        if transactional:
+        takes_tx = how.transactional and takes_parameter(handler, "tx")
+        if how.transactional:
             check_transactional(store)
         if engine.is_async(handler):
             if not isinstance(store, AsyncStore):
@@ -276,26 +325,30 @@ class IdempotencyStore:
 
             @functools.wraps(handler)
             async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                params, job = self._prepare(request, args, kwargs)
-                if job is None:
-                    self._must_guard(transactional, name)
-                    return await handler(*args, **kwargs)
-                wait = self._wait(job)
-                if wait is not None and await store.read(job.key) is None:
-                    raise IdempotencyRateLimitedError(name, wait)
-                with self._counted(job, handler) as runs:
-                    if transactional:
-                        result = await acall_in_transaction(
-                            store,
-                            on,
-                            job,
-                            lambda tx: runs(
-                                *args, **({**kwargs, "tx": tx} if takes_tx else kwargs)
-                            ),
-                            error_answer,
-                        )
-                    else:
-                        result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
+                raw, context = request.find(args, kwargs)
+                params = as_dict(raw)
+                try:
+                    call = self._prepare(request, how, params, context)
+                    if call is None:
+                        return await handler(*args, **kwargs)
+                    job = call.job
+                    wait = call.wait()
+                    if wait is not None and await store.read(job.key) is None:
+                        raise IdempotencyRateLimitedError(name, wait)
+                    with call.counted(handler) as runs:
+                        if how.transactional:
+                            result = await acall_in_transaction(
+                                store,
+                                how.on,
+                                job,
+                                lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
+                                how.error_answer,
+                            )
+                        else:
+                            result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
+                except OncekeyError as error:
+                    self._echo(error, params)
+                    raise
                 return self._answer(params, result)
 
             return asynchronous
@@ -307,67 +360,72 @@ class IdempotencyStore:
 
         @functools.wraps(handler)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
-            params, job = self._prepare(request, args, kwargs)
-            if job is None:
-                self._must_guard(transactional, name)
-                return handler(*args, **kwargs)
-            wait = self._wait(job)
-            if wait is not None and store.read(job.key) is None:
-                raise IdempotencyRateLimitedError(name, wait)
-            with self._counted(job, handler) as runs:
-                if transactional:
-                    result = call_in_transaction(
-                        store,
-                        on,
-                        job,
-                        lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
-                        error_answer,
-                    )
-                else:
-                    result = engine.call(store, job, lambda: runs(*args, **kwargs))
+            raw, context = request.find(args, kwargs)
+            params = as_dict(raw)
+            try:
+                call = self._prepare(request, how, params, context)
+                if call is None:
+                    return handler(*args, **kwargs)
+                job = call.job
+                wait = call.wait()
+                if wait is not None and store.read(job.key) is None:
+                    raise IdempotencyRateLimitedError(name, wait)
+                with call.counted(handler) as runs:
+                    if how.transactional:
+                        result = call_in_transaction(
+                            store,
+                            how.on,
+                            job,
+                            lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
+                            how.error_answer,
+                        )
+                    else:
+                        result = engine.call(store, job, lambda: runs(*args, **kwargs))
+            except OncekeyError as error:
+                self._echo(error, params)
+                raise
             return self._answer(params, result)
 
         return synchronous
 
-    @staticmethod
-    def _must_guard(transactional: bool, operation: str) -> None:
-        """A transactional handler has no transaction to run in without a key and a caller."""
-        if transactional:
-            raise InvalidKeyError(
-                f"{operation} is transactional, so every request needs an idempotency_key and an "
-                "authenticated caller in its context"
-            )
-
     def _prepare(
-        self, request: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[str, Any], engine.Job | None]:
-        """The request as a dict, and what to do once. No job: nothing to guard it with."""
-        raw, context = request.find(args, kwargs)
-        params = as_dict(raw)
+        self, request: Arguments, how: _How, params: dict[str, Any], context: Any
+    ) -> _Call | None:
+        """What to do once. ``None``: nothing to guard it with, so it just runs."""
         name = params.get("idempotency_key")
         operation = request.operation
-        if self.rules.strict_keys:
-            if not isinstance(name, str) or not STRICT_KEY.match(name):
+        strict = self.rules.strict_keys and (name is not None or not how.read_only)
+        if strict and not (isinstance(name, str) and STRICT_KEY.match(name)):
+            raise InvalidKeyError(
+                f"{operation}: idempotency_key is required, 16 to 255 characters out of "
+                "A-Z a-z 0-9 _ . : - (a UUID will do)",
+                "idempotency_key",
+            )
+        if how.validate is not None:
+            check_schema(how.validate, params, operation)
+        scopes = None
+        if isinstance(name, str) and name:
+            check_text(name, f"{operation}: idempotency_key", MAX_KEY)
+            scopes = self._scopes(params, context, operation)
+            if scopes is None:
+                if self.rules.require_principal:
+                    raise IdempotencyScopeError(operation)
+                self._warn_missing_principal_once()
+        if scopes is None or not isinstance(name, str):
+            if how.transactional:  # it has no transaction to run in without a key and a caller
                 raise InvalidKeyError(
-                    f"{operation}: idempotency_key is required, 16 to 255 characters out of "
-                    "A-Z a-z 0-9 _ . : - (a UUID will do)"
+                    f"{operation} is transactional, so every request needs an idempotency_key and "
+                    "an authenticated caller in its context",
+                    "idempotency_key",
                 )
-        elif not isinstance(name, str) or not name:
-            return params, None
-        check_text(name, f"{operation}: idempotency_key", MAX_KEY)
-        scope = self._scope(params, context)
-        if scope is None:
-            if self.rules.require_principal:
-                raise IdempotencyScopeError(operation)
-            self._warn_missing_principal_once()
-            return params, None
+            return None
         mark = self._hash_fn(params)
         if len(mark) > 255:
             mark = hashlib.sha256(mark.encode()).hexdigest()
         if self.rules.bind_operation:
             mark = hashlib.sha256(join_scope(operation, mark).encode()).hexdigest()
         job = engine.Job(
-            Key(Scope("request", scope), name),
+            Key(Scope("request", scopes[0]), name),
             mark.encode(),
             self._plan,
             request.codec,
@@ -375,79 +433,40 @@ class IdempotencyStore:
             self._keeps,
             self.raise_on_persist_error,
         )
-        return params, job
+        limiter = None if self._limiters is None else self._limiters[how.read_only]
+        return _Call(job, limiter, scopes[1])
 
-    def _scope(self, params: dict[str, Any], context: Any) -> str | None:
+    def _scopes(
+        self, params: dict[str, Any], context: Any, operation: str
+    ) -> tuple[str, str] | None:
+        """Whose the key is, and whose new keys are counted together. ``None``: nobody's."""
         principal, tenant = identity(context)
         if principal is None:
             return None
         for part, what in ((principal, "caller_identity"), (tenant, "tenant_id")):
             if part is not None:
                 check_text(part, what)
-        if self.rules.bind_operation and params.get("account") is not None:
-            account = params["account"]
-            if not isinstance(account, str):
-                found = account.get("account_id") if isinstance(account, Mapping) else None
-                account = found if isinstance(found, str) else sha256_hex(as_dict(account))
-            return join_scope(tenant or "", principal, "account", account)
-        return join_scope(principal) if tenant is None else join_scope(tenant, principal)
-
-    def _wait(self, job: engine.Job) -> int | None:
-        """Seconds until this caller may make a new key; known keys are never held up."""
-        return None if self._limiter is None else self._limiter.retry_after(job.key.scope.label)
-
-    @contextlib.contextmanager
-    def _counted(
-        self, job: engine.Job, handler: Callable[..., Any]
-    ) -> Iterator[Callable[..., Any]]:
-        """Count a new key before it is claimed, and give that back if the handler did not run."""
-        limiter = self._limiter
-        if limiter is None:
-            yield handler
-            return
-        ran = False
-
-        def runs(*args: Any, **kwargs: Any) -> Any:
-            nonlocal ran
-            ran = True
-            return handler(*args, **kwargs)
-
-        limiter.count(job.key.scope.label)
-        try:
-            yield runs
-        finally:
-            if not ran:
-                limiter.count(job.key.scope.label, -1)
-
-    def _keeps(self, value: Any) -> bool:
-        """Whether an answer is a success, and so is stored."""
-        errors = _field(value, "errors")
-        return not errors and _field(value, "adcp_error") is None
+        agent = join_scope(principal) if tenant is None else join_scope(tenant, principal)
+        if not self.rules.bind_operation:
+            return agent, agent
+        account = account_parts(params, context, agent, self._salt)
+        session: tuple[str, ...] = ()
+        if operation == "si_send_message" and params.get("session_id") is not None:
+            session = ("session", check_text(params["session_id"], "session_id"))
+        if not account and not session:
+            return agent, agent
+        first = (tenant or "", principal)
+        return join_scope(*first, *account, *session), join_scope(*first, *account)
 
     def _answer(self, params: dict[str, Any], result: engine.Result) -> Any:
         if not self.rules.mark_replays:
             return result.value
-        value = result.value
-        current = params.get("context")
-        if isinstance(value, dict):
-            value = dict(value)  # the handler's own object stays as it was
-            if result.replayed:
-                value["replayed"] = True
-                value.pop("context", None)
-            if current is not None:
-                value["context"] = current
-            return value
-        copy = getattr(value, "model_copy", None)
-        if copy is None:
-            return value
-        update: dict[str, Any] = {}
-        fields = getattr(type(value), "model_fields", {})
-        extra = getattr(type(value), "model_config", {}).get("extra") == "allow"
-        if result.replayed and ("replayed" in fields or extra):
-            update["replayed"] = True
-        if "context" in fields or extra:
-            update["context"] = current
-        return copy(update=update) if update else value
+        return with_envelope(result.value, params.get("context"), replayed=result.replayed)
+
+    def _echo(self, error: OncekeyError, params: dict[str, Any]) -> None:
+        """The current request's context goes along with its error."""
+        if self.rules.mark_replays:
+            error.context = params.get("context")
 
     def _warn_missing_principal_once(self) -> None:
         if self._missing_principal_warned:
@@ -462,11 +481,43 @@ class IdempotencyStore:
         )
 
 
+class _Call(NamedTuple):
+    """A guarded call, and the limit that holds for it."""
+
+    job: engine.Job
+    limiter: InsertLimiter | None
+    payer: str
+
+    def wait(self) -> int | None:
+        """Seconds until this caller may make a new key; known keys are never held up."""
+        return None if self.limiter is None else self.limiter.retry_after(self.payer)
+
+    @contextlib.contextmanager
+    def counted(self, handler: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        """Count a new key before it is claimed, and give that back if the handler did not run."""
+        limiter = self.limiter
+        if limiter is None:
+            yield handler
+            return
+        ran = False
+
+        def runs(*args: Any, **kwargs: Any) -> Any:
+            nonlocal ran
+            ran = True
+            return handler(*args, **kwargs)
+
+        limiter.count(self.payer)
+        try:
+            yield runs
+        finally:
+            if not ran:
+                limiter.count(self.payer, -1)
+
+
 def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:
     return {**kwargs, "tx": tx} if wanted else kwargs
 
 
-def _field(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(name)
-    return getattr(value, name, None) if hasattr(type(value), "model_dump") else None
+def _no_error(value: Any) -> bool:
+    """Whether an answer is a success, where nothing else is known of its shape."""
+    return not field_of(value, "errors") and field_of(value, "adcp_error") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import hashlib
 import importlib
 import os
 import pkgutil
@@ -32,11 +31,10 @@ from oncekey import (
     PgStore,
     Store,
     StoreConfigError,
-    SyncWebhookDedupStore,
     ToolContext,
-    WebhookDedupStore,
     ulid,
 )
+from oncekey.testing import adeliver_twice, deliver, deliver_twice, sample
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -170,7 +168,7 @@ def readme_block(word: str) -> dict[str, Any]:
 
 def test_every_readme_block_is_tested() -> None:
     """The tests below run each Python block of the README in a namespace of its own."""
-    words = ("Once(", "PgStore(", "Flask(", "FastAPI(", "IdempotencyStore(")
+    words = ("Once(", "PgStore(", "Flask(", "FastAPI(", "Starlette(", "IdempotencyStore(")
     assert [sum(word in block for word in words) for block in README_BLOCKS] == [1] * len(words)
 
 
@@ -198,40 +196,41 @@ def test_readme_payment_is_made_once(
 
 
 def test_readme_flask_receiver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both copies of an event get a 200 and one is handled; the other statuses are as they say."""
+    """Both copies of an event get a 200 and one is handled; a bad signature gets a 401."""
     page = readme_block("Flask(")
-    assert isinstance(page["dedup"], SyncWebhookDedupStore)
-    client = page["app"].test_client()
-
-    def post(body: str) -> tuple[int, str]:
-        answer = client.post("/webhook", data=body)  # no JSON content type, as curl sends it
-        return answer.status_code, answer.text
-
-    assert [post('{"id": "evt_1"}') for _ in range(2)] == [(200, "handled")] * 2
-    assert post('{"id": "evt_1", "changed": true}') == (409, "conflict")
-    page["dedup"].claim("acme", "evt_2", hashlib.sha256(b'{"id": "evt_2"}').hexdigest())
-    assert post('{"id": "evt_2"}') == (503, "in_progress")
-    assert capsys.readouterr().out.count("handling") == 1
+    delivery = sample("stripe", type="invoice.paid", url="https://x.example/hooks/stripe")
+    assert deliver(page["app"], delivery).status == 401
+    stripe = page["provider"]("stripe", secret="whsec_...")
+    report = deliver_twice(
+        page["app"], sample(stripe, type="invoice.paid", url="https://x.example/hooks/stripe")
+    )
+    assert report.ok, report.problems
+    assert capsys.readouterr().out.count("paid:") == 1
+    page["webhooks"].close()
 
 
 async def test_readme_fastapi_receiver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both copies of an event get a 200 and one is handled; the other statuses are as they say."""
+    """Both copies of an event get a 200 and one is handled."""
     page = readme_block("FastAPI(")
-    assert isinstance(page["adedup"], WebhookDedupStore)
-    transport = httpx.ASGITransport(page["api"])
+    delivery = sample(page["receiver"].provider, type="push", url="https://x.example/hooks/github")
+    report = await adeliver_twice(page["api"], delivery)
+    assert report.ok, report.problems
+    assert capsys.readouterr().out.count("pushed:") == 1
+    await page["receiver"].aclose()
+
+
+async def test_readme_shop_charges_once(folder: Path) -> None:
+    """A retry is replayed, another body conflicts."""
+    page = readme_block("Starlette(")
+    transport = httpx.ASGITransport(page["shop"])
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-
-        async def post(body: str) -> tuple[int, str]:
-            answer = await client.post("/webhook", content=body)
-            return answer.status_code, answer.text
-
-        assert [await post('{"id": "evt_1"}') for _ in range(2)] == [(200, "handled")] * 2
-        assert await post('{"id": "evt_1", "changed": true}') == (409, "conflict")
-        digest = hashlib.sha256(b'{"id": "evt_2"}').hexdigest()
-        await page["adedup"].claim("acme", "evt_2", digest)
-        assert await post('{"id": "evt_2"}') == (503, "in_progress")
-    assert capsys.readouterr().out.count("handling") == 1
-    await page["adedup"].backend.aclose()
+        key = {"Idempotency-Key": "k-1"}
+        first = await client.post("/charges", json={"cents": 5}, headers=key)
+        again = await client.post("/charges", json={"cents": 5}, headers=key)
+        other = await client.post("/charges", json={"cents": 6}, headers=key)
+    assert (first.json(), again.json(), other.status_code) == ({"charged": 5},) * 2 + (422,)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    await page["shop"].store.aclose()
 
 
 async def test_readme_handler_is_guarded_for_a_caller(folder: Path) -> None:

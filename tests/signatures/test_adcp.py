@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from tests.signatures.sdks import sdk
 
 from oncekey import MemoryBackend, MemoryStore
-from oncekey.errors import BackendMismatchError, PolicyError, StoreUnavailableError
+from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.signatures import Verdict, VerifiedWebhookSender, provider
 from oncekey.signatures.adcp import ADCP_CODES, AdcpProvider, adcp_provider, rejection_headers
 from oncekey.signatures.algorithms import load_key
@@ -150,6 +151,17 @@ def test_it_is_in_the_table() -> None:
     for options in ({"keys": {"keys": [JWK]}}, {"secret": {"keys": [JWK]}}):
         found = provider("adcp", **options)  # type: ignore[arg-type]
         assert found.verify(*signed(), now=NOW).ok
+
+
+@pytest.mark.parametrize("name", ["adcp", "adcp-hmac"])
+def test_unknown_options_are_named(name: str) -> None:
+    """A typing error is an error of ours, and says what there is."""
+    with pytest.raises(
+        PolicyError, match=f"{name} has no option bogus; it takes account,.* secret"
+    ):
+        provider(name, "x" * 32, bogus=1)
+    with pytest.raises(PolicyError, match="adcp has no option previous, tolerance; it takes"):
+        provider("adcp", {"keys": [JWK]}, previous="x", tolerance=5)  # type: ignore[arg-type]
 
 
 # --- one mode or the other ---------------------------------------------------------------------
@@ -602,17 +614,6 @@ def test_a_full_store_is_rate_abuse() -> None:
     assert code(first, nonces=nonces) == "replayed"
 
 
-def test_a_store_that_fails_is_no_verdict() -> None:
-    """Nobody knows whether it is a replay, so the receiver must ask the sender to retry."""
-
-    class Broken(MemoryStore):
-        def first_seen(self, key: Any, terms: Any) -> bool:
-            raise StoreUnavailableError("down")
-
-    with pytest.raises(StoreUnavailableError):
-        made(nonces=Nonces(Broken())).verify(*signed(), now=NOW)
-
-
 def test_an_async_store_needs_averify() -> None:
     """A provider on an async store says so instead of handing out a coroutine."""
     found = made(nonces=Nonces(MemoryBackend()))
@@ -710,6 +711,23 @@ def test_items_have_the_type_of_the_task() -> None:
     """A receiver routes by the task's type."""
     [item] = made().items({}, BODY)
     assert (item.event_id, item.event_type) == (EVENT, "create_media_buy")
+    other = b'{"notification_type": "creative.status_changed"}'
+    assert made().items({}, other)[0].event_type == "creative.status_changed"
+
+
+def test_a_challenge_is_answered_as_the_sender_checks_it() -> None:
+    """The sender's test of the endpoint is signed, has no event id, and wants its value back."""
+    webhooks = sdk("adcp.webhooks", "adcp")
+    payload = webhooks.create_webhook_challenge_payload(account_id="a", subscriber_id="s")
+    body = json.dumps(payload).encode()
+    found = made()
+    assert found.verify(*signed(body), now=NOW).ok
+    answer = found.handshake(body)
+    assert answer is not None
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    value = payload["challenge"]
+    assert webhooks.validate_webhook_challenge_response(answer.body, challenge=value) == "challenge"
+    assert found.handshake(BODY) is None
 
 
 # --- senders -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.canonical import canonicalize, sha256_hex
+from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import adcp
 from oncekey.signatures.adcp import adcp_provider, rejection_headers
 from oncekey.signatures.nonces import Nonces
@@ -127,6 +128,19 @@ async def test_a_wrong_delivery_gets_its_exact_code_async(vector: Vector) -> Non
     assert [await nonces.ause(nonce) for nonce in used] == ["fresh"] * len(used)
     verdict = await provider.averify(*arguments(vector), now=vector["reference_now"])
     assert (verdict.ok, verdict.code) == (False, vector["expected_outcome"]["error_code"])
+
+
+@pytest.mark.parametrize("vector", NEGATIVE)
+def test_a_receiver_answers_401_with_the_exact_code(vector: Vector) -> None:
+    """On the wire every negative vector is a 401 whose header carries the code, and no more."""
+    provider, used, nonces = prepared(vector, MemoryStore())
+    assert [nonces.use(nonce) for nonce in used] == ["fresh"] * len(used)
+    receiver = WebhookReceiver(provider, MemoryStore())
+    receiver.on()(lambda event: pytest.fail("handled"))
+    answer = receiver.receive(*arguments(vector), now=vector["reference_now"])
+    code = vector["expected_outcome"]["error_code"]
+    assert (answer.status, answer.code, answer.outcome) == (401, code, "rejected")
+    assert answer.headers["WWW-Authenticate"] == f'Signature error="{code}"'
 
 
 @pytest.mark.parametrize("vector", POSITIVE)

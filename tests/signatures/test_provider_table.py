@@ -114,8 +114,8 @@ def test_rows_with_a_factory_are_made_by_it(name: str, monkeypatch: pytest.Monke
     given: list[dict[str, object]] = []
     module = types.ModuleType("oncekey.signatures.adcp")
 
-    def factory(**options: object) -> str:
-        given.append(options)
+    def factory(*, secret: str, account: str, tolerance: int, extra: int) -> str:
+        given.append({"secret": secret, "account": account, "tolerance": tolerance, "extra": extra})
         return "made"
 
     module.__dict__.update(adcp_provider=factory, adcp_hmac_provider=factory)
@@ -145,6 +145,11 @@ def test_rows_with_a_factory_are_made_by_it(name: str, monkeypatch: pytest.Monke
         ("header:X-A+t", {"x-a": "1"}, {}, None),
         ("a+b", {}, {"a": "x" * 200, "b": "y" * 200}, None),
         ("a+b", {}, {"a": "x", "b": {}}, None),
+        ("a|b", {}, {"a": "x", "b": "y"}, "x"),
+        ("a|b.c", {}, {"b": {"c": "y"}}, "y"),
+        ("a|b", {}, {"a": None, "b": 7}, "7"),
+        ("a|b", {}, {"a": [], "b": 7}, None),
+        ("a|b+c?", {}, {"b": "y", "c": "z"}, "y:z"),
     ],
 )
 def test_places(text: str, headers: dict[str, str], payload: object, expected: str | None) -> None:

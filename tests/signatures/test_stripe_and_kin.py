@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 
 import pytest
 from tests.signatures.cases import NOW, SECRET, URL, make, signed
 
 from oncekey.signatures import hmac_provider, provider
+from oncekey.signatures.base import UnreadableError
 
 
 def hex_mac(message: bytes, secret: str = SECRET, algorithm: str = "sha256") -> str:
@@ -98,6 +100,18 @@ def test_slack_answers_its_handshake() -> None:
     assert make("stripe").handshake(body) is None
 
 
+@pytest.mark.parametrize(
+    "challenge", [None, [], {}, 7, "", "x" * 513, "<b>", "a b", "a\r\nX-Y: z", "\u00e9", "\x00"]
+)
+def test_a_hostile_challenge_is_no_handshake(challenge: object) -> None:
+    """What is sent back is bounded and plain; anything else is a delivery without an id."""
+    slack = make("slack")
+    body = json.dumps({"type": "url_verification", "challenge": challenge}).encode()
+
+    assert slack.handshake(body) is None
+    assert slack.verify(*slack.sign("POST", URL, {}, body, now=NOW), now=NOW).code == "id_missing"
+
+
 def test_linear_trusts_only_the_time_in_the_body() -> None:
     """Signing writes it there; a header of that name changes nothing."""
     request = signed("linear")
@@ -184,6 +198,35 @@ def test_one_event_is_a_batch_of_one() -> None:
     [item] = make("github").items({"X-GitHub-Delivery": "1", "X-GitHub-Event": "push"}, b"not json")
 
     assert item == ("1", "push", None)
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "application/a+json"]
+)
+def test_what_says_that_it_is_json_must_be(kind: str) -> None:
+    """A handler is never given the bytes of a broken body in place of the payload it expects."""
+    for bad in (b"not json", b'{"a": 1, "a": 2}', b"[" * 10_000 + b"]" * 10_000, b'"\\ud800"'):
+        with pytest.raises(UnreadableError) as caught:
+            make("github").items({"Content-Type": kind, "X-GitHub-Delivery": "1"}, bad)
+        assert caught.value.reason == "body_malformed"
+    assert make("github").items({"Content-Type": kind, "X-GitHub-Delivery": "1"}, b"")
+    assert make("github").items({"Content-Type": "text/plain", "X-GitHub-Delivery": "1"}, b"x")
+
+
+@pytest.mark.parametrize("name", ["hubspot", "sendgrid", "adyen"])
+def test_a_batch_is_bounded_before_it_is_split(name: str) -> None:
+    """A hundred thousand events are refused by their number, not one by one."""
+    body = b"[" + b",".join([b"0"] * 100_000) + b"]"
+    if name == "adyen":
+        body = b'{"notificationItems":' + body + b"}"
+    with pytest.raises(UnreadableError, match="a batch of 100000 events: at most 10000"):
+        make(name).items({}, body)
+    if name == "adyen":
+        verdict = make(name).verify("POST", URL, {}, body, now=NOW)
+    else:
+        verdict = make(name).verify(*make(name).sign("POST", URL, {}, body, now=NOW), now=NOW)
+    assert verdict.code == "body_malformed"
+    assert "at most 10000" in verdict.message
 
 
 def test_paddle_reads_several_signatures() -> None:

@@ -19,9 +19,12 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Union, get_args, get_origin
 
-from oncekey.errors import AnswerOmittedError, UnsupportedAnswerError
+from oncekey.errors import AnswerOmittedError, StoreConfigError, UnsupportedAnswerError
 
 __all__ = ["Codec", "decode_json", "encode_json", "omitted"]
+
+SEALED: Final = b"\xe1"
+"""The first byte of an encrypted answer, which only ``oncekey.encryption`` can open."""
 
 _SCALARS: Final = (str, int, float, bool, type(None))
 _HINT = (
@@ -60,6 +63,10 @@ def decode_json(raw: bytes) -> Any:
             "the call was done, but its answer was too large or of a kind that can't be kept: "
             "look the result up where the handler put it",
             body.decode() or None,
+        )
+    if tag == SEALED:
+        raise StoreConfigError(
+            "this answer is encrypted: wrap the store with oncekey.encryption.encrypted(...)"
         )
     if tag == b"t":
         body = body.split(b"\n", 1)[1]

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import random
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
+from oncekey._core import calls
+from oncekey._core.calls import PendingCall
 from oncekey._core.drive import Flow, Op, Pause
 from oncekey.errors import ClaimLostError, StoreError
 from oncekey.instrument.events import EventKind, emit, listening
@@ -87,6 +91,10 @@ class Claim:
     lost: bool = False
     settled: bool = field(default=False, repr=False)
     monotonic: Callable[[], float] = field(default=time.monotonic, repr=False)
+    # Where it was claimed. Weakly: a claim may be remembered for longer than its store is open.
+    home: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+    notes: Any = field(default=None, repr=False, compare=False)  # of calls, once they are read
+    lock: Any = field(default=None, repr=False, compare=False)  # while one is added
 
     def check(self) -> None:
         """Raise if the claim was lost. Call it before a step that can't be undone.
@@ -103,9 +111,83 @@ class Claim:
                 "raise the lease"
             )
 
+    def downstream_key(self, provider: str, secret: bytes | str | None = None) -> str:
+        """A key to pass on to another system: the same for every attempt, whoever makes it.
+
+        It differs with the key, its scope and tenant, and ``provider``; it has 43 characters out
+        of ``A-Za-z0-9_-``. The key itself can't be read from it. Without a secret, somebody who
+        can guess the key can check the guess.
+
+        Args:
+            provider: A name for whom the key is for. A handler that calls a provider twice needs
+                two, such as ``stripe:charge`` and ``stripe:receipt``.
+            secret: Yours, one for each provider: it makes an HMAC of what is a plain hash without.
+                Another secret gives other keys, so keep it for as long as keys live.
+
+        Raises:
+            PolicyError: The secret is empty.
+            InvalidKeyError: ``provider`` is empty, too long or holds a NUL.
+
+        Example:
+            >>> from oncekey import Once, current_claim
+            >>> once = Once("memory://")
+            >>> @once(key="order_id")
+            ... def charge(order_id: str) -> str:
+            ...     return current_claim().downstream_key("stripe", secret=b"of 32 random bytes")
+            >>> len(charge("o-1"))
+            43
+        """
+        tenant = str(getattr(self.home(), "tenant", ""))
+        return calls.derived_key(self.key, tenant, provider, secret)
+
+    def before_call(self, provider: str, request_id: str) -> None:
+        """Note, before you make it, a call that can't be undone. The note outlives a crash.
+
+        An attempt that comes after this one, because it died or failed, finds it in
+        ``pending_calls()``. Noting the same call again does nothing. For a handful of calls: each
+        note is written together with those before it.
+
+        Args:
+            provider: Who is called.
+            request_id: What the call can be found by, there: the ``downstream_key`` that you send,
+                or an id of your own. It is stored as it is, unless the store encrypts.
+
+        Raises:
+            ClaimLostError: Another worker has the key: don't make the call.
+            StoreError: The note could not be written: don't make the call.
+            TransactionRefusedError: A transaction on SQLite holds its only writer.
+            BackendMismatchError: The store is asynchronous: use ``abefore_call``.
+        """
+        calls.before_call(self, provider, request_id)
+
+    async def abefore_call(self, provider: str, request_id: str) -> None:
+        """``before_call`` for a claim in an asynchronous store."""
+        await calls.abefore_call(self, provider, request_id)
+
+    def pending_calls(self) -> list[PendingCall]:
+        """The calls that earlier attempts of this key have noted, in their order.
+
+        Whether they took effect is not known here: ask the provider, by their ``request_id``.
+
+        Raises:
+            StoreError: They could not be read.
+            BackendMismatchError: The store is asynchronous: use ``apending_calls``.
+        """
+        return calls.pending_calls(self)
+
+    async def apending_calls(self) -> list[PendingCall]:
+        """``pending_calls`` for a claim in an asynchronous store."""
+        return await calls.apending_calls(self)
+
 
 def acquire(
-    key: Key, fingerprint: bytes, plan: Plan, operation: str, poll: float, owner: bytes
+    key: Key,
+    fingerprint: bytes,
+    plan: Plan,
+    operation: str,
+    poll: float,
+    owner: bytes,
+    store: Any = None,
 ) -> Flow[Claim | ClaimReply]:
     """Claim ``key``, waiting for another holder as the plan says.
 
@@ -141,6 +223,8 @@ def acquire(
                 held = yield from renew(claim)
             if held:
                 claim.leased_at, claim.monotonic = sent, monotonic
+                if store is not None:
+                    claim.home = weakref.ref(store)
                 _tell_acquired(claim, waited, monotonic() - begun)
                 return claim
             sent = monotonic()

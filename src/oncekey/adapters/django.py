@@ -207,7 +207,7 @@ def idempotent(
         BackendMismatchError: An async view with a sync store, or the other way round.
 
     Example:
-        >>> @idempotent("memory://", required=True)
+        >>> @idempotent("sqlite:///keys.db", required=True)  # doctest: +SKIP
         ... def charge(request):
         ...     return JsonResponse({"charged": True}, status=201)
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from oncekey._core.codec import Codec
-from oncekey.errors import AnswerOmittedError, StoreCorruptError
+from oncekey._core.codec import SEALED, Codec
+from oncekey.errors import AnswerOmittedError, StoreConfigError, StoreCorruptError
 
 __all__ = ["Answer", "AnswerCodec", "Fields"]
 
@@ -58,11 +58,14 @@ class AnswerCodec(Codec):
         tag = raw[:1]
         if tag == b"o":  # an answer that outgrew the limit after all
             raise AnswerOmittedError("the request was done, but its answer was not kept")
+        if tag == SEALED:
+            raise StoreConfigError(
+                "this answer is encrypted: wrap the store with oncekey.encryption.encrypted(...)"
+            )
         end = raw.find(b"\n\n")
         if tag not in (KEPT, UNAVAILABLE) or end < 0:
             raise StoreCorruptError(
-                "a stored HTTP answer can't be read: is another program, or a store wrapped in "
-                "encryption, writing to the same records?"
+                "a stored HTTP answer can't be read: does another program write to this store?"
             )
         status, *lines = raw[1:end].split(b"\n")
         fields = tuple((name, value) for name, _, value in (line.partition(b":") for line in lines))

@@ -10,16 +10,18 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from oncekey._core.call import CURRENT, Job, Result
 from oncekey._core.codec import Codec
-from oncekey._core.flows import Plan
+from oncekey._core.flows import Claim, Plan
 from oncekey._core.limiter import InsertLimiter
 from oncekey.canonical import canonicalize_json
 from oncekey.errors import (
+    CanonicalJSONError,
     IdempotencyConflictError,
     IdempotencyInFlightError,
     InvalidKeyError,
@@ -28,12 +30,12 @@ from oncekey.errors import (
     PolicyError,
     StoreError,
 )
-from oncekey.models import Key, Scope, Terms, check_text
+from oncekey.models import Key, Scope, check_text
 from oncekey.policy import milliseconds
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
-from oncekey.signatures.base import Item, Provider
+from oncekey.signatures.base import Item, Provider, UnreadableError
 from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.verdict import Verdict, VerifiedWebhookSender
 
@@ -45,6 +47,7 @@ MAX_ANSWER_BYTES: Final = 65_536
 IN_FLIGHT_RETRY: Final = 5  # seconds: a sender need not wait for a whole lease
 UNAVAILABLE_RETRY: Final = 30
 MAX_ITEMS: Final = 10_000
+SENDERS_KEPT: Final = 1000
 
 # What a sender is told about each outcome. 2xx: done with; 5xx and 429: send it again.
 STATUS: Final = {
@@ -54,6 +57,16 @@ STATUS: Final = {
     "limited": 429,
     "unavailable": 503,
 }
+_TOLD: Final = {
+    "in_flight": "another copy of this event is being handled: send it again after Retry-After",
+    "conflict": "this event id came before with another payload: the first one counts",
+    "failed": "the event could not be handled: send it again later",
+    "limited": "too many deliveries of this event, or from this sender: slow down",
+    "unavailable": "the event can't be recorded right now: send it again after Retry-After",
+}
+# Genuine or not, these can't be read: no sender needs to look for a wrong key.
+_MALFORMED: Final = ("body_malformed", "id_missing", "url_malformed", "webhook_body_malformed")
+_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WORST: Final = ("unavailable", "failed", "in_flight", "limited", "conflict")
 
 
@@ -67,11 +80,28 @@ class Outcome(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One event that a handler is to see."""
+    """One event that a handler is to see, unless somebody saw it before."""
 
     job: Job
-    event: WebhookEvent
     handler: Handler
+    sender: VerifiedWebhookSender
+    item: Item
+    delivery: Delivery
+
+    def event(self, claim: Claim | None = None, late: bool = False) -> WebhookEvent:
+        """The event as its handler gets it. A duplicate never needs one."""
+        item, delivery = self.item, self.delivery
+        return WebhookEvent(
+            self.job.key.name,
+            item.event_type or "",
+            item.payload if item.payload is not None else delivery.body,
+            self.sender,
+            delivery.body,
+            delivery.headers,
+            claim.attempts if claim is not None else 1,
+            claim.takeover if claim is not None else False,
+            late,
+        )
 
 
 class Intake:
@@ -87,8 +117,11 @@ class Intake:
         self.provider = provider
         self.settings = settings
         self.namespace = check_text(settings.namespace, "namespace")
-        self.terms = settings.terms(provider.retention_seconds)
-        self.wait = milliseconds(settings.wait, "wait") / 1000
+        terms = settings.terms(provider.retention_seconds)
+        wait = milliseconds(settings.wait, "wait") / 1000
+        self.plan = Plan(terms, wait, None, MAX_ANSWER_BYTES, False)
+        self.operation = f"webhook {provider.name}"
+        self._senders: dict[VerifiedWebhookSender, tuple[str, Scope]] = {}
         self.handlers: dict[str, Handler] = {}
         self.fallback: Handler | None = None
         self.codec = Codec()
@@ -120,11 +153,17 @@ class Intake:
         return None
 
     def refuse_verdict(self, verdict: Verdict) -> WebhookResponse:
-        """The answer to a delivery that is not genuine."""
-        if verdict.code in ("body_malformed", "id_missing", "webhook_body_malformed"):
-            return _rejected(400, verdict.code, verdict.message)
-        headers = {"WWW-Authenticate": f'Signature error="{verdict.code}"'}
-        return _rejected(401, verdict.code, verdict.message, headers)
+        """The answer to a delivery that is not genuine, or that can't be verified right now."""
+        # It stands in a header: whoever wrote the provider, no quote or line break may get there.
+        code = verdict.code if _CODE.fullmatch(verdict.code) else "signature_invalid"
+        if verdict.transient:
+            again = {"Retry-After": str(UNAVAILABLE_RETRY)}
+            return _rejected(503, code, verdict.message, again, outcome="unavailable")
+        if code in _MALFORMED:
+            return _rejected(400, code, verdict.message)
+        own = getattr(self.provider, "rejection_headers", None)
+        challenge = {"WWW-Authenticate": f'Signature error="{code}"'}
+        return _rejected(401, code, verdict.message, own(verdict) if own else challenge)
 
     # Events
 
@@ -144,8 +183,20 @@ class Intake:
         sender = verdict.sender
         if sender is None:  # no verifier of ours says ok without one
             raise OncekeyError("the provider gave a verdict without a sender")
-        publisher = (self.settings.publishers or {}).get(sender.key_id)
+        publishers = self.settings.publishers
+        publisher = publishers.get(sender.key_id) if publishers else None
         return dataclasses.replace(sender, publisher=publisher) if publisher else sender
+
+    def _scope(self, sender: VerifiedWebhookSender) -> tuple[str, Scope]:
+        """The sender's name and the scope of its keys. Most receivers ever see one sender."""
+        known = self._senders.get(sender)
+        if known is None:
+            if len(self._senders) >= SENDERS_KEPT:
+                self._senders.clear()
+            identity = sender.as_sender_identity()
+            known = (identity, Scope("webhook", self.namespace, identity))
+            self._senders[sender] = known
+        return known
 
     def _work(
         self, delivery: Delivery, verdict: Verdict, sender: VerifiedWebhookSender, item: Item
@@ -156,27 +207,21 @@ class Intake:
             return Outcome("ignored", code=kind[:64])
         payload = item.payload if item.payload is not None else delivery.body
         name = self._name(verdict, item, payload)
-        identity = sender.as_sender_identity()
-        for limiter, scope in ((self._per_sender, identity), (self._per_key, identity + name)):
+        identity, scope = self._scope(sender)
+        for limiter, counted in ((self._per_sender, identity), (self._per_key, identity + name)):
             if limiter is not None:
-                wait = limiter.retry_after(scope)
+                wait = limiter.retry_after(counted)
                 if wait is not None:
                     return Outcome("limited", retry_after=wait)
-                limiter.count(scope)
-        event = WebhookEvent(name, kind, payload, sender, delivery.body, delivery.headers)
+                limiter.count(counted)
         mark = _fingerprint(item, delivery.body) if self.compares else b""
-        key = Key(Scope("webhook", self.namespace, identity), name)
-        return Work(self.job(key, mark, self.terms), event, handler)
-
-    def job(self, key: Key, mark: bytes, terms: Terms) -> Job:
-        """A delivery as the engine knows it."""
-        plan = Plan(terms, self.wait, None, MAX_ANSWER_BYTES, False)
-        return Job(key, mark, plan, self.codec, f"webhook {self.provider.name}")
+        job = Job(Key(scope, name), mark, self.plan, self.codec, self.operation)
+        return Work(job, handler, sender, item, delivery)
 
     def _name(self, verdict: Verdict, item: Item, payload: Any) -> str:
         """The key of an event."""
         if self.settings.key is not None:
-            return check_text(self.settings.key(payload), "the key of a webhook")
+            return check_text(_key_of(self.settings.key, payload), "the key of a webhook")
         guarded = self.settings.replay_guard and not verdict.id_is_signed
         name = item.event_id
         if guarded or (name is None and self.provider.batch is None and not self.provider.event_id):
@@ -194,13 +239,7 @@ class Intake:
 
     def call(self, work: Work, late: bool, arguments: tuple[Any, ...]) -> Any:
         """Call the handler with its event, which now knows which attempt this is."""
-        claim = CURRENT.get(None)
-        event = dataclasses.replace(
-            work.event,
-            attempt=claim.attempts if claim is not None else 1,
-            takeover=claim.takeover if claim is not None else False,
-            late=late,
-        )
+        event = work.event(CURRENT.get(None), late)
         return work.handler(event, *arguments)
 
     def bury(self, work: Work, error: Exception) -> Any:
@@ -209,15 +248,15 @@ class Intake:
             return None
         reason = f"{type(error).__name__}: {error}"[:1000]
         if self.settings.dead_letters is not None:
-            self.settings.dead_letters(DeadLetter(work.event, reason))
+            self.settings.dead_letters(DeadLetter(work.event(), reason))
         else:
             logger.error("a webhook handler gave up for good (%s): %s", work.job.operation, reason)
         return {"dead": reason}
 
     def forgotten(self, work: Work) -> Job:
         """The same work for an event whose window is over: as a new one."""
-        terms = dataclasses.replace(work.job.plan.terms, remember_ms=0)
-        return self.job(work.job.key, work.job.fingerprint, terms)
+        terms = dataclasses.replace(self.plan.terms, remember_ms=0)
+        return work.job._replace(plan=dataclasses.replace(self.plan, terms=terms))
 
     def outcome(self, result: Result | None, error: Exception | None, late: bool) -> Outcome:
         """What a call's end means."""
@@ -243,23 +282,29 @@ class Intake:
 
     def answer(self, outcomes: list[Outcome]) -> WebhookResponse:
         """One answer for a delivery: the sender is told to retry if any event of it needs that."""
+        if len(outcomes) == 1 and outcomes[0].name not in STATUS:  # most of them
+            return self._taken(outcomes[0].name)
         names = tuple(outcome.name for outcome in outcomes)
         worst = next((name for name in _WORST if name in names), None)
         several = names if len(names) > 1 else ()
         if worst is None:
-            ack = self.provider.ack
             name = next(
                 (one for one in ("handled", "dead", "duplicate") if one in names), "ignored"
             )
-            headers = {"Content-Type": ack.content_type} if ack.body else {}
-            return WebhookResponse(ack.status, headers, ack.body, name, outcomes=several)
+            return self._taken(name, several)
         which = next(outcome for outcome in outcomes if outcome.name == worst)
         waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after is not None]
         headers = {"Content-Type": "application/json"}
         if waits and worst != "conflict":
             headers["Retry-After"] = str(max(waits))
-        body = json.dumps({"error": worst, "code": which.code}).encode()
+        told = {"error": worst, "code": which.code, "message": _TOLD[worst]}
+        body = json.dumps(told).encode()
         return WebhookResponse(STATUS[worst], headers, body, worst, which.code, several)
+
+    def _taken(self, name: str, several: tuple[str, ...] = ()) -> WebhookResponse:
+        ack = self.provider.ack
+        headers = {"Content-Type": ack.content_type} if ack.body else {}
+        return WebhookResponse(ack.status, headers, ack.body, name, "", several)
 
     def audit(
         self,
@@ -277,8 +322,8 @@ class Intake:
         for work, outcome in rows or [(None, None)]:
             sender = key_hash = ""
             if isinstance(work, Work):
-                sender = work.event.sender.as_sender_identity()
-                key_hash = hashlib.sha256(work.event.id.encode()).hexdigest()[:16]
+                sender = work.sender.as_sender_identity()
+                key_hash = hashlib.sha256(work.job.key.name.encode()).hexdigest()[:16]
             name = response.outcome if outcome is None else outcome.name
             if outcome is not None and outcome.name == "handled":
                 name = "late" if outcome.late else "first"
@@ -310,6 +355,19 @@ def _is_type(given: str, wanted: str) -> bool:
     return given.startswith(before) and given.endswith(after) and len(given) >= len(wanted) - 1
 
 
+def _key_of(find: Callable[[Any], str], payload: Any) -> str:
+    """What the user's own function gives. What it does not find, a sender did not send."""
+    try:
+        return find(payload)
+    except OncekeyError:
+        raise
+    except Exception as error:
+        logger.warning("key= found no key in a webhook", exc_info=error)
+        raise InvalidKeyError(
+            f"no key was found in this delivery: key= raised {type(error).__name__}"
+        ) from None
+
+
 def _fingerprint(item: Item, body: bytes) -> bytes:
     if item.payload is None:
         return hashlib.sha256(body).hexdigest().encode()
@@ -317,13 +375,23 @@ def _fingerprint(item: Item, body: bytes) -> bytes:
 
 
 def _rejected(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+    status: int,
+    code: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    outcome: str = "rejected",
 ) -> WebhookResponse:
     body = json.dumps({"error": code, "message": message}).encode()
     fields = {"Content-Type": "application/json", **(headers or {})}
-    return WebhookResponse(status, fields, body, "rejected", code)
+    return WebhookResponse(status, fields, body, outcome, code)
 
 
 def malformed(error: OncekeyError) -> WebhookResponse:
     """The answer to a genuine delivery that can't be handled: without a key, say."""
-    return _rejected(400, "id_missing", str(error))
+    code = "id_missing"
+    if isinstance(error, CanonicalJSONError):  # no form of it that two copies could be compared by
+        code = "body_malformed"
+    elif isinstance(error, UnreadableError):
+        code = error.reason
+    return _rejected(400, code, str(error))

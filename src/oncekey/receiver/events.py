@@ -49,8 +49,8 @@ class WebhookResponse:
         body: The body to send.
         outcome: What became of the delivery: ``handled``, ``duplicate``, ``in_flight``,
             ``conflict``, ``dead``, ``failed``, ``rejected``, ``limited``, ``ignored`` or
-            ``unavailable``.
-        code: Why it was rejected, in one stable word.
+            ``unavailable`` (the store, a key set or a certificate can't be had right now).
+        code: Why it was not handled, in one stable word.
         outcomes: That of each item, for a batch.
     """
 

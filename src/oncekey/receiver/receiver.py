@@ -12,7 +12,6 @@ from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
     check_transactional,
-    takes_parameter,
 )
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import (
@@ -47,6 +46,7 @@ class _Receiver:
         except TypeError as error:
             raise PolicyError(f"a receiver has no such option: {error}") from None
         self._intake = Intake(provider, settings)
+        self._given_tx: dict[int, bool] = {}  # by the handler's id: not all can be hashed
 
     @property
     def provider(self) -> Provider:
@@ -69,6 +69,7 @@ class _Receiver:
 
         def decorate(handler: H) -> H:
             self._check_handler(handler)
+            self._given_tx[id(handler)] = _takes_tx(handler)  # it stays: nobody gets its id
             for kind in types:
                 if kind in self._intake.handlers:
                     raise PolicyError(f"there is a handler for {kind!r} already")
@@ -83,13 +84,6 @@ class _Receiver:
 
     def _check_handler(self, handler: Handler) -> None:
         """Raise if ``handler`` can't be called by this receiver."""
-
-    def _takes_tx(self, handler: Handler) -> bool:
-        try:
-            parameters = inspect.signature(handler).parameters
-        except (TypeError, ValueError):
-            return False
-        return takes_parameter(handler, "tx") or len(parameters) > 1
 
 
 class WebhookReceiver(_Receiver):
@@ -192,7 +186,7 @@ class WebhookReceiver(_Receiver):
                 self.settings.on,
                 job,
                 lambda tx: _none(
-                    intake.call(work, late, (tx,) if self._takes_tx(work.handler) else ())
+                    intake.call(work, late, (tx,) if self._given_tx[id(work.handler)] else ())
                 ),
                 lambda error: intake.bury(work, error),
             )
@@ -287,14 +281,13 @@ class AsyncWebhookReceiver(_Receiver):
     async def _run(self, work: Work, job: Any, late: bool) -> Result:
         intake = self._intake
 
-        async def called(*arguments: Any) -> Any:
-            value = intake.call(work, late, arguments)
-            return _none(await value if inspect.isawaitable(value) else value)
-
         if self.settings.transactional:
 
-            async def in_transaction(tx: Any) -> Any:
-                return await called(*((tx,) if self._takes_tx(work.handler) else ()))
+            async def in_transaction(tx: Any) -> None:
+                arguments = (tx,) if self._given_tx[id(work.handler)] else ()
+                value = intake.call(work, late, arguments)
+                if inspect.isawaitable(value):
+                    await value
 
             return await acall_in_transaction(
                 self._store,
@@ -306,7 +299,9 @@ class AsyncWebhookReceiver(_Receiver):
 
         async def handler() -> Any:
             try:
-                return await called()
+                value = intake.call(work, late, ())
+                if inspect.isawaitable(value):
+                    await value
             except PermanentError as error:
                 return intake.bury(work, error)
 
@@ -315,6 +310,14 @@ class AsyncWebhookReceiver(_Receiver):
     async def aclose(self) -> None:
         """Close the store."""
         await self._store.aclose()
+
+
+def _takes_tx(handler: Handler) -> bool:
+    try:
+        parameters = inspect.signature(handler).parameters
+    except (TypeError, ValueError):
+        return False
+    return "tx" in parameters or len(parameters) > 1
 
 
 def _none(value: Any) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncekey.signatures.base import Ack, Facts, Item, Provider, SignedRequest
+    from oncekey.signatures.certificates import CertificateCache
     from oncekey.signatures.custom import hmac_provider
     from oncekey.signatures.delivery import Delivery, Headers, RawHeaders
-    from oncekey.signatures.paypal import CertificateCache
     from oncekey.signatures.table import provider, providers
     from oncekey.signatures.verdict import CODES, Nonce, Verdict, VerifiedWebhookSender
 
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "certificates": ("CertificateCache",),
     "custom": ("hmac_provider",),
     "delivery": ("Delivery", "Headers", "RawHeaders"),
-    "paypal": ("CertificateCache",),
     "base": ("Ack", "Facts", "Item", "Provider", "SignedRequest"),
     "table": ("provider", "providers"),
     "verdict": ("CODES", "Nonce", "Verdict", "VerifiedWebhookSender"),

@@ -11,7 +11,8 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from types import NoneType
+from typing import Any, Final, NoReturn, cast
 
 from oncekey.errors import PolicyError
 from oncekey.signatures.adcp_rules import (
@@ -148,19 +149,24 @@ class AdcpProvider(CheckedProvider):
             reject("components_incomplete")
         key: SignatureKey | None = yield from self._keys.find(key_id)  # 7
         if key is None:
-            reject("key_unknown")
+            reject("key_unknown", transient=self._keys.is_down)
         if key.algorithm != params["alg"] or not _is_for_webhooks(key.jwk):  # 8
             reject("key_purpose_invalid")
         if self._revocations is not None:  # 9
             standing: str | None = yield from self._revocations.check(key_id, now)
+            if standing == "revoked":
+                reject("key_revoked")
             if standing is not None:
-                reject("key_revoked" if standing == "revoked" else "revocation_stale")
+                # A list that is out of date is a rejection of the profile; one that can't be
+                # fetched says nothing about the delivery.
+                reject("revocation_stale", transient=self._revocations.is_down)
         if self._nonces is not None and self._nonces.is_full(key_id):  # 9a
             self._refuse_abuse(key_id)
         self._check_signature(delivery, covered, key, signature)  # 10, 11
+        sender = self._sender(key_id)  # may fail, and must not cost the nonce then
         nonce = Nonce(key_id, str(params["nonce"]), lasting_ms(expires + SKEW_SECONDS - now))
         if self._nonces is not None:  # 12, 13
-            outcome = yield from self._nonces.using(nonce)
+            outcome = yield from self._use(self._nonces, nonce)
             if outcome == "full":
                 self._refuse_abuse(key_id)
             if outcome == "replayed":
@@ -169,7 +175,7 @@ class AdcpProvider(CheckedProvider):
         return Verdict(
             True,
             OK,
-            self._sender(key_id),
+            sender,
             event_id=event_id_in(payload),
             id_is_signed=True,
             timestamp=float(created),
@@ -217,11 +223,17 @@ class AdcpProvider(CheckedProvider):
         reject("rate_abuse")
 
     def _sender(self, key_id: str) -> VerifiedWebhookSender:
-        publisher = self._publisher
-        if isinstance(publisher, Mapping):
-            publisher = publisher.get(key_id)
-        elif callable(publisher):
-            publisher = publisher(key_id)
+        publisher: Any = self._publisher
+        try:
+            if isinstance(publisher, Mapping):
+                publisher = cast("Mapping[str, str]", publisher).get(key_id)
+            elif callable(publisher):
+                publisher = publisher(key_id)
+            if not isinstance(publisher, (str, NoneType)):
+                raise TypeError(f"a publisher is a name, got {type(publisher).__name__}")
+        except Exception:
+            logger.exception("AdCP webhooks: nobody can tell whose the key id %s is now", key_id)
+            reject("key_unknown", transient=True)
         return VerifiedWebhookSender(
             self.name, account=self.sender.account, key_id=key_id, publisher=publisher or ""
         )
@@ -365,7 +377,7 @@ def adcp_provider(
     if revocations is not None and not isinstance(revocations, Revocations):
         revocations = Revocations(revocations)
     return AdcpProvider(
-        replace(providers()["adcp"], event_type="task_type"),
+        providers()["adcp"],
         keys=as_keys(given[0]),
         nonces=nonces,
         signing_key=signer,
@@ -436,7 +448,7 @@ def adcp_hmac_provider(
         "signed": "{timestamp}.{body}",
         "timestamp_header": "X-ADCP-Timestamp",
     }
-    facts = replace(providers()["adcp-hmac"], settings=dress, event_type="task_type")
+    facts = replace(providers()["adcp-hmac"], settings=dress)
     for one in as_secrets(facts, secret, previous):
         raw = as_bytes(facts, one)
         if len(raw) < 32 or len(set(raw)) == 1:

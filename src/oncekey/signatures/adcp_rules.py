@@ -54,10 +54,10 @@ ADCP_CODES: Final[dict[str, str]] = {
 """The codes of AdCP's webhook profile, with what a person can do about each."""
 
 
-def reject(code: str) -> NoReturn:
+def reject(code: str, *, transient: bool = False) -> NoReturn:
     """Raise the rejection with a code of the profile, given without its prefix."""
     whole = f"webhook_{code}" if code in _WHOLE else f"webhook_signature_{code}"
-    raise Rejection(whole, _CODES[code])
+    raise Rejection(whole, _CODES[code], transient=transient)
 
 
 def rejection_headers(verdict: Verdict) -> dict[str, str]:

@@ -18,6 +18,7 @@ from oncekey.signatures.base import (
     Secrets,
     SignedRequest,
     as_secrets,
+    check_batch,
     object_body,
 )
 from oncekey.signatures.delivery import Delivery
@@ -66,6 +67,7 @@ class AdyenProvider(Provider):
         found = value_at(payload, _ITEMS)
         if not isinstance(found, list) or not found:
             raise Rejection("body_malformed", f"the body has no {_ITEMS}")
+        check_batch(found)
         signatures = [self._prove_item(one) for one in found]
         return Proof(",".join(signatures), None, payload)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -15,12 +17,25 @@ from oncekey.signatures.places import Place, place, value_at
 from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
 from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
 
-__all__ = ["Ack", "Facts", "Item", "Proof", "Provider", "Secrets", "SignedRequest", "as_secrets"]
+__all__ = [
+    "Ack",
+    "Facts",
+    "Item",
+    "Proof",
+    "Provider",
+    "Secrets",
+    "SignedRequest",
+    "UnreadableError",
+    "as_secrets",
+]
 
 Secrets = str | bytes | Sequence[str | bytes]
 
 DAY: Final = 86_400
+MAX_BATCH: Final = 10_000
 _AS_DOCUMENTED: Final = "as the provider documents it"
+_USABLE: Final = "send text of 1 to 255 characters without a NUL, or a whole number"
+_ECHO: Final = re.compile(r"[A-Za-z0-9._~:+/=-]{1,512}")
 
 
 class Ack(NamedTuple):
@@ -204,7 +219,7 @@ class Provider(ABC):
             proof = self._prove(delivery, time.time() if now is None else now)
             return self._genuine(delivery, proof)
         except Rejection as found:
-            return Verdict.rejected(found.code, found.message)
+            return Verdict.rejected(found.code, found.message, transient=found.transient)
 
     @abstractmethod
     def _prove(self, delivery: Delivery, now: float) -> Proof:
@@ -222,7 +237,7 @@ class Provider(ABC):
             payload = self._payload(delivery, proof) if self._id_place.in_body else None
             event_id = self._id_place.read(delivery.headers, payload)
             if event_id is None and not self._is_handshake(delivery, proof):
-                raise Rejection("id_missing", f"the delivery has no event id at {self.event_id}")
+                raise Rejection("id_missing", f"no event id at {self.event_id}: {_USABLE}")
         return Verdict(
             True,
             OK,
@@ -241,22 +256,24 @@ class Provider(ABC):
     def items(self, headers: RawHeaders | Headers, body: bytes) -> list[Item]:
         """The events of a delivery that was verified: one, or those of a batch.
 
+        A body that is no JSON has no payload. One that is JSON by its ``Content-Type`` must be.
+
         Raises:
-            InvalidKeyError: The body can't be split. Never after an ``ok`` verdict.
+            UnreadableError: The body can't be read as what it says it is, or can't be split.
         """
         fields = headers if isinstance(headers, Headers) else Headers(headers)
         try:
             try:
                 payload = json_body(body)
             except Rejection:
-                if self.batch:
+                if self.batch or (body and _says_json(fields)):
                     raise
                 payload = None
             if self.batch:
                 return self._items(fields, payload)
             return [self._item(fields, payload)]
         except Rejection as found:
-            raise InvalidKeyError(found.message) from None
+            raise UnreadableError(found.code, found.message) from None
 
     def _item(self, headers: Headers, payload: Any) -> Item:
         event_id = self._id_place.read(headers, payload) if self._id_place else None
@@ -267,9 +284,12 @@ class Provider(ABC):
         found = value_at(payload, self.batch or "$")
         if not isinstance(found, list) or not found:
             raise Rejection("body_malformed", f"the body has no list of events at {self.batch}")
+        check_batch(found)
         items = [self._item(headers, one) for one in found]
         if self._id_place is not None and any(item.event_id is None for item in items):
-            raise Rejection("id_missing", f"an event of the batch has no id at {self.event_id}")
+            raise Rejection(
+                "id_missing", f"an event of the batch has no id at {self.event_id}: {_USABLE}"
+            )
         return items
 
     def handshake(self, body: bytes) -> Ack | None:
@@ -287,8 +307,10 @@ class Provider(ABC):
         if not self._matches_handshake(payload):
             return None
         echo = value_at(payload, rule["echo"]) if "echo" in rule else ""
-        text = echo if isinstance(echo, str) else ""
-        return Ack(rule.get("status", 200), text.encode("utf-8", "replace"))
+        if rule.get("form") == "json":
+            body = json.dumps({rule["echo"]: echo}).encode()
+            return Ack(rule.get("status", 200), body, "application/json")
+        return Ack(rule.get("status", 200), echo.encode())
 
     def _is_handshake(self, delivery: Delivery, proof: Proof) -> bool:
         return bool(self.facts.handshake) and self._matches_handshake(
@@ -298,7 +320,13 @@ class Provider(ABC):
     def _matches_handshake(self, payload: Any) -> bool:
         rule = self.facts.handshake
         found, wanted = value_at(payload, rule["path"]), rule["equals"]
-        return type(found) is type(wanted) and found == wanted
+        if type(found) is not type(wanted) or found != wanted:
+            return False
+        if "echo" not in rule:
+            return True
+        echo = value_at(payload, rule["echo"])
+        # What is sent back is bounded, and nothing that a browser or a log could trip over.
+        return isinstance(echo, str) and _ECHO.fullmatch(echo) is not None
 
     # --- sign ------------------------------------------------------------------------------
 
@@ -368,6 +396,37 @@ class Provider(ABC):
 
     def _check_clock(self, timestamp: float, now: float) -> None:
         check_clock(timestamp, now, self._past, self._future)
+
+
+class UnreadableError(InvalidKeyError):
+    """A genuine delivery whose events can't be read.
+
+    Attributes:
+        reason: The code that a verdict would have: ``body_malformed``, ``id_missing``, ...
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def check_batch(events: list[Any]) -> None:
+    """Refuse a batch that is too large before anything is done for each of its events.
+
+    Raises:
+        Rejection: ``body_malformed``.
+    """
+    if len(events) > MAX_BATCH:
+        raise Rejection(
+            "body_malformed", f"a batch of {len(events)} events: at most {MAX_BATCH} are taken"
+        )
+
+
+def _says_json(headers: Headers) -> bool:
+    kind = (headers.one("content-type") or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
 
 
 def put_header(fields: dict[str, str], name: str, value: str) -> None:

@@ -7,22 +7,25 @@ The checks are a generator that yields what it asks for, so that they are writte
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Generator
 from typing import Any, NoReturn, TypeVar
 
 from oncekey._core.drive import Op
-from oncekey.errors import BackendMismatchError
+from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.signatures.algorithms import SignatureKey
 from oncekey.signatures.base import Facts, Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.jwks import FetchedKeys, KeySet
-from oncekey.signatures.nonces import Nonces
+from oncekey.signatures.nonces import NonceOutcome, Nonces
 from oncekey.signatures.strict import Rejection
-from oncekey.signatures.verdict import Verdict
+from oncekey.signatures.verdict import CODES, Nonce, Verdict
 
 __all__ = ["CheckedProvider", "Checks", "arun_checks", "run_checks"]
+
+logger = logging.getLogger("oncekey")
 
 T = TypeVar("T")
 Checks = Generator[Op, Any, T]
@@ -104,7 +107,6 @@ class CheckedProvider(Provider):
         Raises:
             TypeError: The body is not bytes.
             BackendMismatchError: Keys or nonces must be awaited: use ``averify``.
-            StoreError: The nonces can't be looked up: answer so that the sender retries.
         """
         if self.is_async:
             raise BackendMismatchError(
@@ -126,7 +128,6 @@ class CheckedProvider(Provider):
 
         Raises:
             TypeError: The body is not bytes.
-            StoreError: The nonces can't be looked up: answer so that the sender retries.
         """
         delivery = as_delivery(method, url, headers, body)
         return await arun_checks(self._verdict(delivery, time.time() if now is None else now))
@@ -135,7 +136,7 @@ class CheckedProvider(Provider):
         try:
             return (yield from self._checks(delivery, now))
         except Rejection as found:
-            return Verdict.rejected(found.code, found.message)
+            return Verdict.rejected(found.code, found.message, transient=found.transient)
 
     @abstractmethod
     def _checks(self, delivery: Delivery, now: float) -> Checks[Verdict]:
@@ -144,6 +145,29 @@ class CheckedProvider(Provider):
         Raises:
             Rejection: With the code of the first thing that is wrong.
         """
+
+    def _use(self, nonces: Nonces, nonce: Nonce) -> Checks[NonceOutcome]:
+        """Use a nonce up.
+
+        Raises:
+            Rejection: ``store_unavailable``, transient: nobody can tell whether it is a replay, so
+                it is not accepted, and it is not the sender's fault either.
+        """
+        try:
+            return (yield from nonces.using(nonce))
+        except BackendMismatchError:
+            raise
+        except Exception as error:
+            known = isinstance(error, StoreError)
+            logger.warning(
+                "%s: nonces can't be looked up, the sender is told to retry: %s",
+                self.name,
+                error if known else type(error).__name__,
+                exc_info=None if known else error,
+            )
+            raise Rejection(
+                "store_unavailable", CODES["store_unavailable"], transient=True
+            ) from None
 
     def _prove(self, delivery: Delivery, now: float) -> NoReturn:
         raise NotImplementedError("_checks stands in its place")

@@ -207,7 +207,7 @@ class HmacProvider(Provider):
         if "method" in self._fields:
             values["method"] = encoded(delivery.method)
         if "id" in self._fields and self._id_place is not None:
-            values["id"] = encoded(one_header(delivery.headers, *self._id_place.parts[0].names))
+            values["id"] = self._id_bytes(delivery.headers, self._id_place.parts[0].names)
         messages: list[bytes] = []
         for url in dict.fromkeys(urls):
             values["url"] = encoded(url)
@@ -217,6 +217,12 @@ class HmacProvider(Provider):
             ]
             messages.append(b"".join(pieces))
         return messages
+
+    def _id_bytes(self, headers: Headers, names: tuple[str, ...]) -> bytes:
+        text = one_header(headers, *names)
+        if not text.isascii() or not text.isprintable():
+            raise Rejection("header_malformed", f"{names[0]} must hold visible ASCII characters")
+        return text.encode()
 
     def _signed_in_body(self, payload: Any) -> float:
         stamp = value_at(payload, self._stamp_path)

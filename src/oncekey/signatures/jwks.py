@@ -55,6 +55,7 @@ class KeySet:
     """
 
     is_async = False
+    is_down = False
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         try:
@@ -139,7 +140,10 @@ class _UnfitError(ValueError):
 
 
 class _Fetched(Forking):
-    """A document that is fetched, one caller at a time, and not again within the cool-down."""
+    """A document that is fetched, one caller at a time, and not again within the cool-down.
+
+    ``is_down``: the last fetch brought nothing, so what is not known here may yet be published.
+    """
 
     def __init__(
         self, fetch: Fetch, is_async: bool | None, cool_down: float, clock: Callable[[], float]
@@ -155,6 +159,7 @@ class _Fetched(Forking):
         self._clock = clock
         self._tried_at: float | None = None
         self._loaded_at: float | None = None
+        self.is_down = False
         self.after_fork_in_child()
         watch_forks(self)
 
@@ -207,6 +212,7 @@ class _Fetched(Forking):
                     # One client that hangs up must not leave everybody without keys.
                     if self._loaded_at is not None:
                         self._tried_at = self._clock()
+                    self.is_down = True
                     raise
                 self._tried_at = self._clock()
 
@@ -224,12 +230,14 @@ class _Fetched(Forking):
         except (ValueError, OverflowError) as error:
             raise _UnfitError(str(error)) from None
         self._loaded_at = self._clock()
+        self.is_down = False
 
     def _use(self, document: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
     def _failed(self, error: Exception) -> None:
         # Only what we wrote ourselves: a URL with a token may stand in the text of another error.
+        self.is_down = True
         reason = str(error) if isinstance(error, _UnfitError) else type(error).__name__
         logger.warning("%s: nothing new could be fetched: %s", type(self).__name__, reason)
 

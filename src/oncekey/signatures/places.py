@@ -4,6 +4,7 @@
 ``id``, ``data.items[0].id``        in the JSON body, as in ``oncekey.keys.json_path``
 ``header:X-GitHub-Delivery``        in a header
 ``header:X-New-Id|X-Old-Id``        in the first of these headers that is there
+``task_type|notification_type``     at the first of these paths where something is
 ``id+type``                         both, joined with a colon (a colon inside is escaped)
 ``id+type?``                        the type too, where there is one
 ``sha256:event.type+event.data``    SHA-256 of the canonical JSON of these values
@@ -31,10 +32,10 @@ _HEADER: Final = "header:"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One value: ``names`` of headers, or else a ``path`` in the body."""
+    """One value: ``names`` of headers, or else ``paths`` in the body."""
 
     names: tuple[str, ...]
-    path: str
+    paths: tuple[str, ...]
     optional: bool
 
 
@@ -92,7 +93,11 @@ def _value(part: _Part, headers: Headers, payload: Any) -> Any:
         found = one_header(headers, *part.names)
         # An id that is not plain text is none: two servers would decode it to two ids.
         return found if found.isascii() and found.isprintable() and found.strip() else None
-    return value_at(payload, part.path)
+    for path in part.paths:
+        value = value_at(payload, path)
+        if value is not None:
+            return value
+    return None
 
 
 def _text(value: Any, path: str) -> str:
@@ -127,14 +132,15 @@ def place(text: str) -> Place:
     for one in rest.split("+"):
         optional = one.endswith("?")
         one = one.removesuffix("?")
-        names = tuple(one.removeprefix(_HEADER).split("|")) if one.startswith(_HEADER) else ()
-        if not all(names) or not one:
+        in_header = one.startswith(_HEADER)
+        choices = tuple(one.removeprefix(_HEADER).split("|"))
+        if not all(choices):
             raise PolicyError(
                 f"{text!r} is no place for an id; write it like data.id, or header:X-Event-Id"
             )
-        if not names:
-            _parse_path(one)
-        parts.append(_Part(names, "" if names else one, optional))
+        for path in () if in_header else choices:
+            _parse_path(path)
+        parts.append(_Part(choices if in_header else (), () if in_header else choices, optional))
     if all(part.optional for part in parts):
         raise PolicyError(f"{text!r} is all optional; at least one part must be there")
     return Place(text, tuple(parts), rest != text)

@@ -215,8 +215,8 @@ _MESSAGES: Final = {
 }
 
 
-def _reject(code: str) -> NoReturn:
-    raise Rejection(code, _MESSAGES.get(code, ""))
+def _reject(code: str, *, transient: bool = False) -> NoReturn:
+    raise Rejection(code, _MESSAGES.get(code, ""), transient=transient)
 
 
 class RFC9421Provider(CheckedProvider):
@@ -265,7 +265,7 @@ class RFC9421Provider(CheckedProvider):
         key_id, created = self._check_params(covered, now)
         key: SignatureKey | None = yield from self._keys.find(key_id)
         if key is None:
-            _reject("key_unknown")
+            _reject("key_unknown", transient=self._keys.is_down)
         named = covered.params.get("alg", key.algorithm)
         if key.algorithm not in self._algorithms or named != key.algorithm:
             _reject("algorithm_not_allowed")
@@ -281,7 +281,7 @@ class RFC9421Provider(CheckedProvider):
             _reject("header_malformed")
         nonce = self._nonce_of(covered, key_id, created, now)
         if nonce is not None and self._nonces is not None:
-            outcome = yield from self._nonces.using(nonce)
+            outcome = yield from self._use(self._nonces, nonce)
             if outcome != "fresh":
                 _reject("replayed" if outcome == "replayed" else "rate_abuse")
             nonce = None

@@ -40,10 +40,11 @@ ENCODINGS: Final = ("hex", "hex-upper", "base64", "base64url")
 class Rejection(Exception):
     """Carries the code of a rejected delivery to the verifier. Never leaves this package."""
 
-    def __init__(self, code: str, message: str = "") -> None:
+    def __init__(self, code: str, message: str = "", *, transient: bool = False) -> None:
         super().__init__(code)
         self.code = code
         self.message = message
+        self.transient = transient
 
 
 def one_header(headers: Headers, *names: str, missing: str = "header_missing") -> str:

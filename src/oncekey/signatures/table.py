@@ -84,15 +84,13 @@ def provider(
         given["previous"] = previous
     if tolerance is not None:
         given["tolerance"] = tolerance
-    if facts.factory:
-        return cast("Provider", _load(facts.factory)(**given))
-    make = _load(SCHEMES[facts.scheme])
+    make = _load(facts.factory or SCHEMES[facts.scheme])
     known = _options(make)
     if unknown := sorted(set(given) - known):
         raise PolicyError(
             f"{name} has no option {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
         )
-    return cast("Provider", make(facts, **given))
+    return cast("Provider", make(**given) if facts.factory else make(facts, **given))
 
 
 def _load(path: str) -> Callable[..., Any]:
@@ -101,7 +99,8 @@ def _load(path: str) -> Callable[..., Any]:
 
 
 def _options(make: Callable[..., Any]) -> set[str]:
-    """The keywords of a provider's class and of the class that they have in common."""
-    own = inspect.signature(make).parameters.values()
-    common = inspect.signature(Provider).parameters.values()
-    return {one.name for one in (*own, *common) if one.kind is one.KEYWORD_ONLY}
+    """The keywords of a factory; or of a provider's class and the class they have in common."""
+    found = list(inspect.signature(make).parameters.values())
+    if inspect.isclass(make):
+        found += inspect.signature(Provider).parameters.values()
+    return {one.name for one in found if one.kind is one.KEYWORD_ONLY}

@@ -25,6 +25,7 @@ CODES: Final[dict[str, str]] = {
     "id_missing": "the delivery has no event id where the provider puts it",
     "key_unknown": "the key that signed is not known here: check the key id and the key set",
     "replayed": "the same signed delivery came before under another id",
+    "store_unavailable": "send it again later: the record of used nonces can't be reached",
 }
 
 
@@ -81,6 +82,9 @@ class Verdict:
         timestamp: When it was signed, seconds since 1970, where the scheme says.
         signature: The signature that was right, to recognise the same delivery under a new id.
         nonce: What must be used once, where the scheme has one.
+        transient: Nothing is known against the delivery, and it can't be verified right now: a key
+            set, a certificate or the record of nonces could not be had. Answer 503, so that the
+            sender tries again.
     """
 
     ok: bool
@@ -92,11 +96,12 @@ class Verdict:
     timestamp: float | None = None
     signature: str = field(default="", repr=False)
     nonce: Nonce | None = None
+    transient: bool = False
 
     def __bool__(self) -> bool:
         return self.ok
 
     @classmethod
-    def rejected(cls, code: str, message: str = "") -> Verdict:
+    def rejected(cls, code: str, message: str = "", *, transient: bool = False) -> Verdict:
         """A verdict that says what is wrong."""
-        return cls(False, code, message=message or CODES.get(code, ""))
+        return cls(False, code, message=message or CODES.get(code, ""), transient=transient)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from oncekey._core.codec import decode_json, encode_json
-from oncekey.abc import AsyncStore, IdempotencyBackend
 from oncekey.errors import AnswerOmittedError
 from oncekey.models import CachedResponse, Key, Scope, State
+from oncekey.stores._holds import Holds
 
 __all__ = ["Answers", "request_key"]
 
@@ -15,7 +15,7 @@ def request_key(scope_key: str, key: str) -> Key:
     return Key(Scope("request", scope_key), key)
 
 
-class Answers(AsyncStore, IdempotencyBackend):
+class Answers(Holds):
     """The small backend contract, for stores that have the large one."""
 
     async def get(self, scope_key: str, key: str) -> CachedResponse | None:

@@ -1,0 +1,187 @@
+"""How calls of one function become keys and payloads."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import functools
+import inspect
+import re
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
+from typing import Any, Final
+
+from oncekey._core.call import Job
+from oncekey._core.codec import Codec
+from oncekey._core.flows import Plan
+from oncekey._core.payload import fingerprint
+from oncekey.errors import InvalidKeyError
+from oncekey.models import Key, Scope, check_text
+from oncekey.policy import Policy
+
+__all__ = ["Blueprint", "KeySource", "PerCallKeyWarning", "key_name", "scope_of"]
+
+KeySource = str | Sequence[str] | Callable[..., object]
+
+
+class PerCallKeyWarning(UserWarning):
+    """A key looks as if every call had one of its own, so that no retry would be recognised."""
+
+
+def key_name(value: object, what: str) -> str:
+    """A key from an argument's value: text, or something whose text never changes."""
+    if isinstance(value, str):
+        return check_text(value, what)
+    if isinstance(value, enum.Enum):
+        return key_name(value.value, what)
+    if isinstance(value, bool) or not isinstance(value, (int, uuid.UUID, decimal.Decimal, dt.date)):
+        raise InvalidKeyError(
+            f"{what} is a {type(value).__name__}, which can't be a key: use a string, an integer "
+            "or a UUID, or a dotted path to one, such as order.id"
+        )
+    return check_text(str(value), what)
+
+
+def scope_of(scope: str, function: Callable[..., Any] | None) -> Scope:
+    """The scope of a function's keys: the one that is given, else the function's own name."""
+    if scope or function is None:
+        return Scope("once", check_text(scope or "default", "scope"))
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    if "<lambda>" in named.__qualname__:
+        raise InvalidKeyError(
+            "a lambda has no name to keep its keys apart from others: give scope= to Once, or "
+            "write a function with def"
+        )
+    return Scope("once", "", f"{named.__module__}.{named.__qualname__}")
+
+
+def _follow(value: Any, path: list[str], what: str) -> Any:
+    for part in path:
+        missing = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        if missing is None:
+            raise InvalidKeyError(f"{what} has no {part!r}, so there is no key to run it under")
+        value = missing
+    return value
+
+
+class Blueprint:
+    """How calls of one function become keys and payloads."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        key: KeySource,
+        ignore: Iterable[str],
+        scope: Scope,
+        policy: Policy,
+    ) -> None:
+        self.signature = inspect.signature(function)
+        self.operation = getattr(function, "__qualname__", repr(function))
+        self.codec = Codec.for_function(function)
+        self.plan = Plan.of(policy)
+        self.scope = scope
+        self.key = key
+        names = list(self.signature.parameters)
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
+        if names and names[0] in ("self", "cls"):
+            left_out.add(names[0])
+        unknown = left_out - set(names)
+        self.paths: list[tuple[str, str, list[str]]] = []  # the name, its argument, the way in
+        if not callable(key):
+            for path in [key] if isinstance(key, str) else key:
+                root, *rest = path.split(".")
+                self.paths.append((path, root, rest))
+                if root not in names:
+                    unknown.add(root)
+                if not rest:
+                    left_out.add(root)
+        if unknown:
+            raise InvalidKeyError(
+                f"{self.operation} has no argument {', '.join(sorted(map(repr, unknown)))}; "
+                f"it has {', '.join(names) or 'none'}"
+            )
+        self.payload = [name for name in names if name not in left_out]
+        suspect = _looks_per_call(key)
+        self.proven = bool(suspect) or not callable(key)  # or it is asked twice, in the first call
+        if suspect:
+            self._warn(f"its key is made of {suspect}, which looks new in every call")
+
+    def _warn(self, what: str) -> None:
+        """Say so once for each function."""
+        warnings.warn(
+            f"{self.operation}: {what}, so that a retry would run again. Use an id of what is to "
+            "be done, such as an order's: made once, and sent with every retry. If it is one, "
+            "filter oncekey.guard.PerCallKeyWarning",
+            PerCallKeyWarning,
+            stacklevel=_users_level(),
+        )
+
+    def job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+        """What a call with these arguments is to do once."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = bound.arguments
+        name = self._name(args, kwargs, values)
+        payload = fingerprint({part: values[part] for part in self.payload})
+        return Job(Key(self.scope, name), payload, self.plan, self.codec, self.operation)
+
+    def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> str:
+        what = f"the key {self.key!r} of {self.operation}"
+        if isinstance(self.key, str):
+            _, root, rest = self.paths[0]
+            return key_name(_follow(values[root], rest, what), what)
+        if not callable(self.key):
+            parts = {path: _follow(values[root], rest, what) for path, root, rest in self.paths}
+            return fingerprint(parts).decode()
+        what = f"the key of {self.operation}"
+        name = key_name(self.key(*args, **kwargs), what)
+        if not self.proven:
+            self.proven = True
+            if key_name(self.key(*args, **kwargs), what) != name:
+                self._warn("its key function gave two keys for the same arguments")
+        return name
+
+
+def _users_level() -> int:
+    """The ``stacklevel`` of the first caller that is not in this library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("oncekey."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+# Ids that something makes anew for every call or message. Names that an application gives its own
+# things (order_id, event_id, job_id, delivery_id) are not among them, whatever made those.
+_PER_CALL: Final = re.compile(
+    "(request|req|call|toolcall|tooluse|message|msg|task|trace|span|invocation|attempt|execution)id"
+    "|progresstoken"
+)
+# What key functions call to make such an id themselves.
+_MAKERS: Final = frozenset(
+    ("uuid1", "uuid4", "uuid7", "ulid", "token_hex", "token_urlsafe", "urandom")
+)
+
+
+def _looks_per_call(key: KeySource) -> str:
+    """Which part of a key changes with every call, going by its name. Empty: none."""
+    if not callable(key):
+        paths = [key] if isinstance(key, str) else key
+        return next((repr(path) for path in paths if _is_per_call(path.split("."))), "")
+    code: CodeType | None = getattr(key, "__code__", None)
+    names = list(code.co_names) if code is not None else []
+    for at, name in enumerate(names, 1):
+        if name in _MAKERS or _is_per_call(names[:at]):
+            return repr(name)
+    return ""
+
+
+def _is_per_call(path: list[str]) -> bool:
+    """``ctx.request_id``, ``toolCallId``; and ``request.id``, as Celery and others have it."""
+    last = re.sub("[_-]", "", path[-1]).lower()
+    return _PER_CALL.fullmatch(last) is not None or path[-2:] == ["request", "id"]

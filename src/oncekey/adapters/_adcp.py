@@ -1,0 +1,82 @@
+"""What the adapters of AdCP's transports share. Imports no framework.
+
+A handler is ``handler(params, caller)``, as ``IdempotencyStore.wrap`` takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from oncekey._core.call import is_async
+from oncekey.adcp import error_envelope, is_error, with_envelope
+from oncekey.errors import OncekeyError
+
+__all__ = ["Handler", "answer_to", "missing", "resolved"]
+
+logger = logging.getLogger("oncekey")
+
+Handler = Callable[[dict[str, Any], Any], Any]
+
+
+def missing(package: str, extra: str) -> ImportError:
+    """What to raise where a framework can't be imported."""
+    return ImportError(f"this adapter needs {package}: run pip install 'oncekey[{extra}]'")
+
+
+async def resolved(value: Any) -> Any:
+    """``value``, awaited where that is to be done."""
+    return await value if inspect.isawaitable(value) else value
+
+
+async def answer_to(
+    handler: Handler,
+    params: dict[str, Any],
+    caller: Callable[[], Any | Awaitable[Any]],
+    task: str,
+    passed_on: tuple[type[Exception], ...] = (),
+) -> tuple[dict[str, Any], bool]:
+    """What to answer to one request, and whether that is an error.
+
+    Args:
+        handler: Sync ones run in a thread.
+        params: The request.
+        caller: Gives what the handler is told of who is calling.
+        task: The name of what is called, for the log.
+        passed_on: Errors of the transport's own, which its SDK answers.
+    """
+    context = params.get("context")
+    try:
+        who = await resolved(caller())
+        if is_async(handler):
+            value = await handler(params, who)
+        else:
+            value = await resolved(await asyncio.to_thread(handler, params, who))
+        answer = _as_json(value)
+    except passed_on:
+        raise
+    except OncekeyError as error:
+        return error_envelope(error, context), True
+    except Exception:
+        # Its text may hold anything, so it stays here.
+        logger.exception("%s failed", task)
+        return error_envelope(Exception(), context), True
+    if answer.get("context") is None:
+        answer = with_envelope(answer, context, replayed=False)
+    if not is_error(answer):
+        return answer, False
+    answer = {"status": "failed", **answer}
+    errors = answer.get("errors")
+    if answer.get("adcp_error") is None and isinstance(errors, list) and errors:
+        answer["adcp_error"] = errors[0]  # it is looked for in both places
+    return answer, True
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """An answer as the object that goes over the wire. Fields that a model left out stay out."""
+    if hasattr(type(value), "model_dump"):
+        value = value.model_dump(mode="json", exclude_none=True)
+    return dict(value) if isinstance(value, Mapping) else {"result": value}

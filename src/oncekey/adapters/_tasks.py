@@ -1,0 +1,100 @@
+"""What the adapters for task queues share. Imports none of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, NoReturn, TypeVar
+
+from oncekey._core.blueprint import KeySource
+from oncekey._core.transact import check_transactional
+from oncekey.errors import IdempotencyInFlightError, InvalidKeyError, PolicyError
+from oncekey.guard import AsyncOnce, Once
+
+__all__ = ["InFlight", "guarded_task"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+InFlight = Literal["retry", "drop"]
+IN_FLIGHT: Final = ("retry", "drop")
+
+
+def guarded_task(
+    once: Once | AsyncOnce,
+    key: KeySource,
+    ignore: Iterable[str],
+    in_flight: InFlight,
+    retry_seconds: float,
+    give_way: Callable[[IdempotencyInFlightError, float], NoReturn],
+    transactional: bool,
+    on: Any,
+    options: dict[str, Any],
+) -> Callable[[F], F]:
+    """Decorate a task. ``give_way`` raises what a copy that finds another running ends with.
+
+    It gets the error, and the seconds after which the copy is to come again.
+
+    Raises:
+        InvalidKeyError: There is no key.
+        PolicyError: ``in_flight`` or an option has a value that can't work.
+        TransactionRefusedError: ``transactional``, and the store has no transactions.
+    """
+    if not key:
+        raise InvalidKeyError('say which argument is the key: key="order_id"')
+    if in_flight not in IN_FLIGHT:
+        raise PolicyError(f"in_flight must be one of {', '.join(IN_FLIGHT)}, got {in_flight!r}")
+    if not retry_seconds > 0:
+        raise PolicyError(f"retry_seconds must be above 0, got {retry_seconds!r}")
+    if transactional:
+        check_transactional(once.store)
+    # A worker that waits for another does nothing else meanwhile.
+    options = {"wait": 0, **options}
+    run: Any = once._run
+
+    def give(error: IdempotencyInFlightError) -> NoReturn:
+        # The lease says how long a dead holder would be waited for; a live one may be done soon.
+        give_way(error, min(error.retry_after or retry_seconds, retry_seconds))
+
+    def decorate(function: F) -> Any:
+        blueprint = once._blueprint(function, key, ignore, options)
+        if isinstance(once, AsyncOnce):
+
+            @functools.wraps(function)
+            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                work = _Work(function, args, kwargs)
+                try:
+                    job = blueprint.job(args, kwargs)
+                    return (await run(job, work, transactional, on)).value
+                except IdempotencyInFlightError as error:
+                    if work.begun:
+                        raise  # of something that the task called
+                    give(error)
+
+            return asynchronous
+
+        @functools.wraps(function)
+        def synchronous(*args: Any, **kwargs: Any) -> Any:
+            work = _Work(function, args, kwargs)
+            try:
+                return run(blueprint.job(args, kwargs), work, transactional, on).value
+            except IdempotencyInFlightError as error:
+                if work.begun:
+                    raise
+                give(error)
+
+        return synchronous
+
+    return decorate
+
+
+class _Work:
+    """A call to be made, that knows whether it was."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call = functools.partial(function, *args, **kwargs)
+        self.begun = False
+
+    def __call__(self) -> Any:
+        self.begun = True
+        return self._call()

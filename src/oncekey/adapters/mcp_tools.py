@@ -1,0 +1,153 @@
+"""MCP tools that take effect once for each set of arguments, however often a model calls them.
+
+    from mcp.server.mcpserver import Context, MCPServer
+    from oncekey import AsyncOnce
+    from oncekey.adapters.mcp_tools import once_tool
+
+    server = MCPServer("shop")
+    once = AsyncOnce("sqlite:///tools.db", ttl=600)
+
+    @server.tool()
+    @once_tool(once, key="order_id")
+    async def refund(order_id: str, cents: int, ctx: Context) -> dict:
+        return {"order": order_id, "refunded": cents}
+
+A client that lost an answer, or a model that is not sure, calls a tool again with the same
+arguments and a new request id: the id says nothing, the arguments say what is to be done. So they
+are the key, all of them or those that are chosen, for each authenticated client. A call of the same
+kind that is meant to happen twice must differ in one of them, or come after the ``ttl``.
+
+An error of the tool frees the key, also one that it returns (``is_error``), and so does a question
+to the client (``InputRequiredResult``). Refusals reach the client as errors of the tool, with their
+code in front.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
+from typing import Any, TypeVar
+
+from oncekey._core.call import Job
+from oncekey._core.transact import check_transactional
+from oncekey.adapters._webhooks import missing
+from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
+from oncekey.guard import AsyncOnce, Once
+from oncekey.models import Key, Scope, check_text
+
+try:
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.utilities.context_injection import find_context_parameter
+    from mcp.server.request_state import authenticated_principal
+    from mcp.types import CallToolResult, InputRequiredResult
+except ImportError as error:
+    raise missing("the MCP SDK 2", "mcp") from error
+
+__all__ = ["authenticated_client", "once_tool"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Client = Callable[[Any], str | None]
+
+
+def authenticated_client(context: Any = None) -> str | None:
+    """Who calls, by the verified access token: client, issuer and subject. ``None``: there is none.
+
+    The ``context`` is not needed for it.
+    """
+    return authenticated_principal(context)
+
+
+def once_tool(
+    once: Once | AsyncOnce,
+    *,
+    key: str | Sequence[str] | None = None,
+    ignore: Iterable[str] = (),
+    client: Client = authenticated_client,
+    transactional: bool = False,
+    on: Any = None,
+    **options: Any,
+) -> Callable[[F], F]:
+    """Decorate the function of a tool, under ``@server.tool()``.
+
+    Args:
+        once: The guard: ``AsyncOnce`` for an async function, ``Once`` for another.
+        key: The argument that is the key, or several; dotted paths are fine. The others must not
+            change under one key. ``None``: all of them are the key.
+        ignore: Arguments that neither are the key nor compared. The ``Context`` never is.
+        client: Gets the tool's ``Context``, or ``None`` if it has none, and gives who calls, by
+            something that was verified. Each client has its own keys. Default: the access token.
+        transactional: Run the tool in a transaction of the store's database. See ``Once``.
+        on: Where that transaction is, if not on the store's own connections.
+        **options: Options of ``Policy``.
+
+    Raises:
+        InvalidKeyError: The function has no such argument, or none at all.
+        BackendMismatchError: An async function with ``Once``, or another one with ``AsyncOnce``.
+        TransactionRefusedError: ``transactional``, and the store has no transactions.
+    """
+    if transactional:
+        check_transactional(once.store)
+    run: Any = once._run
+
+    def decorate(function: F) -> Any:
+        context = find_context_parameter(function)
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore)
+        if context is not None:
+            ignored.add(context)
+        parts = key or [name for name in signature(function).parameters if name not in ignored]
+        if not parts:
+            raise InvalidKeyError(
+                f"{function.__name__} has no arguments to tell its calls apart by: give it one, "
+                "such as an idempotency_key"
+            )
+        blueprint = once._blueprint(function, parts, ignored, options)
+        # Tools that share a scope still differ: arguments alone don't say what is to be done.
+        named = (blueprint.scope.kind, *blueprint.scope.parts, "tool", function.__name__)
+
+        def job(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+            made = blueprint.job(args, kwargs)
+            given = blueprint.signature.bind(*args, **kwargs).arguments.get(context or "")
+            who = client(given)
+            if not who:
+                raise InvalidKeyError(
+                    f"{blueprint.operation} needs an authenticated client: switch the server's "
+                    "auth on, or pass client= to once_tool, on stdio client=lambda context: 'local'"
+                )
+            scope = Scope(*named, check_text(who, "client"))
+            return made._replace(key=Key(scope, made.key.name), keeps=_keeps)
+
+        if isinstance(once, AsyncOnce):
+
+            @functools.wraps(function)
+            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                work = functools.partial(function, *args, **kwargs)
+                try:
+                    return (await run(job(args, kwargs), work, transactional, on)).value
+                except StoreError:
+                    raise  # the server's own trouble: it is logged there
+                except OncekeyError as error:
+                    raise ToolError(f"{error.code}: {error}") from error
+
+            return asynchronous
+
+        @functools.wraps(function)
+        def synchronous(*args: Any, **kwargs: Any) -> Any:
+            work = functools.partial(function, *args, **kwargs)
+            try:
+                return run(job(args, kwargs), work, transactional, on).value
+            except StoreError:
+                raise
+            except OncekeyError as error:
+                raise ToolError(f"{error.code}: {error}") from error
+
+        return synchronous
+
+    return decorate
+
+
+def _keeps(value: Any) -> bool:
+    """Whether an answer is an outcome, and so is stored."""
+    if isinstance(value, CallToolResult):
+        return not value.is_error
+    return not isinstance(value, InputRequiredResult)
