@@ -233,6 +233,8 @@ def is_whole(answer: bytes) -> bool:
     if not head.startswith(b"HTTP/1.1 200 "):
         raise SystemExit(f"a delivery was answered {answer[:300]!r}")
     _, _, length = head.lower().partition(b"content-length: ")
+    if not length:  # in chunks
+        return body.endswith(b"0\r\n\r\n")
     return len(body) >= int(length.partition(b"\r")[0])
 
 
@@ -270,13 +272,13 @@ def sent(path: str, requests: list[bytes], callers: int) -> float:
 
 
 @contextlib.contextmanager
-def running(names: list[str], folder: Path) -> Iterator[dict[str, str]]:
+def running(names: list[str], folder: Path, script: str = __file__) -> Iterator[dict[str, str]]:
     """Servers in processes of their own, all at once: those that nobody calls take no time."""
     started = []
     try:
         for name in names:
             database, path = folder / f"{name}.db", folder / f"{name}.sock"
-            command = [sys.executable, __file__, name, str(database), str(path)]
+            command = [sys.executable, script, name, str(database), str(path)]
             started.append((name, path, subprocess.Popen(command)))
         for name, path, process in started:
             end = time.monotonic() + 60

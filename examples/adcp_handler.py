@@ -6,13 +6,8 @@ python adcp_handler.py seller.db
 import asyncio
 import sys
 
-from oncekey import (
-    IdempotencyConflictError,
-    IdempotencyStore,
-    SQLiteBackend,
-    ToolContext,
-    ulid,
-)
+from oncekey import IdempotencyStore, OncekeyError, SQLiteBackend, ToolContext, ulid
+from oncekey.adcp import capabilities_response, error_envelope
 
 
 class Seller:
@@ -30,17 +25,17 @@ class Seller:
 async def main(database: str = "seller.db") -> Seller:
     async with SQLiteBackend(database) as backend:
         idempotency = IdempotencyStore(backend, ttl_seconds=86_400, profile="adcp-3.2")
-        print("capability", idempotency.capability())
+        print("declares", capabilities_response(["media_buy"], idempotency)["adcp"])
         seller = Seller(idempotency)
         buyer = ToolContext(caller_identity="buyer-acme")  # from the verified credentials
-        request = {"idempotency_key": ulid(), "package": "summer"}
+        request = {"idempotency_key": ulid(), "package": "summer", "context": {"trace": "t-1"}}
 
         print("first ", await seller.create_media_buy(request, buyer))
         print("retry ", await seller.create_media_buy(request, buyer))
         try:
             await seller.create_media_buy({**request, "package": "winter"}, buyer)
-        except IdempotencyConflictError as error:
-            print("reused", error.errors)
+        except OncekeyError as error:  # what oncekey.adapters.mcp and .a2a put on the wire
+            print("reused", error_envelope(error))
     return seller
 
 

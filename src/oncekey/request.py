@@ -131,8 +131,8 @@ class IdempotencyStore:
             into the scope. The same in every process; a new one makes their keys new.
         on_in_flight: ``wait`` for the first call's answer, or ``reject`` at once.
         wait_seconds: How long to wait.
-        lease_seconds: How long a dead worker's claim holds.
-        in_flight_max_seconds: How long a live one may keep its claim.
+        lease_seconds: How long a dead worker's claim holds. Default: 30.
+        in_flight_max_seconds: How long a live one may keep its claim. Default: an hour.
         max_answer_bytes: Larger answers are not kept; the call still counts as done.
         raise_on_persist_error: Raise if an answer could not be stored, instead of a warning.
 
@@ -184,10 +184,11 @@ class IdempotencyStore:
         if on_in_flight not in ("wait", "reject"):
             raise PolicyError(f"on_in_flight must be 'wait' or 'reject', got {on_in_flight!r}")
         longest = 3600 if in_flight_max_seconds is None else in_flight_max_seconds
-        if longest > ttl_seconds:
+        lease = min(30, longest) if lease_seconds is None else lease_seconds
+        if not lease <= longest <= ttl_seconds:
             raise PolicyError(
-                f"in_flight_max_seconds must not be more than ttl_seconds ({ttl_seconds}), "
-                f"got {longest}"
+                f"in_flight_max_seconds must be between lease_seconds ({lease}) and ttl_seconds "
+                f"({ttl_seconds}), got {longest}"
             )
         base = PROFILES[profile]
         self.rules = _Rules(
@@ -215,7 +216,7 @@ class IdempotencyStore:
         self._plan = Plan.of(
             Policy(
                 ttl=ttl_seconds,
-                lease=30 if lease_seconds is None else lease_seconds,
+                lease=lease,
                 wait=wait_seconds if on_in_flight == "wait" else 0,
                 max_run=self.in_flight_max_seconds,
                 max_answer_bytes=max_answer_bytes,

@@ -256,10 +256,13 @@ async def test_a_store_that_cant_answer_stops_the_handler(clock: ManualClock) ->
 
 
 def test_the_longest_run_is_within_the_window() -> None:
-    """``in_flight_max_seconds`` can't be more than the time for which answers are kept."""
+    """``in_flight_max_seconds`` is no more than the window, and no less than a lease."""
     assert adcp(ttl_seconds=3600).capability()["in_flight_max_seconds"] == 3600
+    assert adcp(in_flight_max_seconds=5).capability()["in_flight_max_seconds"] == 5
     with pytest.raises(PolicyError, match=r"ttl_seconds \(7200\)"):
         adcp(ttl_seconds=7200, in_flight_max_seconds=7201)
+    with pytest.raises(PolicyError, match=r"lease_seconds \(30\)"):
+        adcp(lease_seconds=30, in_flight_max_seconds=29)
 
 
 # Rule 8: limits

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from tests.signatures.sdks import sdk
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.errors import BackendMismatchError, PolicyError
@@ -713,21 +712,6 @@ def test_items_have_the_type_of_the_task() -> None:
     assert (item.event_id, item.event_type) == (EVENT, "create_media_buy")
     other = b'{"notification_type": "creative.status_changed"}'
     assert made().items({}, other)[0].event_type == "creative.status_changed"
-
-
-def test_a_challenge_is_answered_as_the_sender_checks_it() -> None:
-    """The sender's test of the endpoint is signed, has no event id, and wants its value back."""
-    webhooks = sdk("adcp.webhooks", "adcp")
-    payload = webhooks.create_webhook_challenge_payload(account_id="a", subscriber_id="s")
-    body = json.dumps(payload).encode()
-    found = made()
-    assert found.verify(*signed(body), now=NOW).ok
-    answer = found.handshake(body)
-    assert answer is not None
-    assert (answer.status, answer.content_type) == (200, "application/json")
-    value = payload["challenge"]
-    assert webhooks.validate_webhook_challenge_response(answer.body, challenge=value) == "challenge"
-    assert found.handshake(BODY) is None
 
 
 # --- senders -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def load(pattern: str) -> list[Any]:
 POSITIVE = load("webhook-signing/positive/*.json")
 NEGATIVE = load("webhook-signing/negative/*.json")
 PLANS = load("plan-hash/*.json")
+SIGNING = json.loads((VECTORS / "webhook-signing/keys.json").read_text("utf-8"))["keys"][0]
 CANONICAL = json.loads((VECTORS / "request-signing/canonicalization.json").read_text("utf-8"))
 
 
@@ -188,3 +190,25 @@ def test_a_plan_has_its_hash(vector: Vector) -> None:
     assert sha256_hex(plan) == expected["sha256_hex"]
     digest = hashlib.sha256(canonicalize(plan)).digest()
     assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == expected["plan_hash"]
+
+
+def test_a_challenge_is_answered_as_its_schema_asks() -> None:
+    """The sender's test of the endpoint has no event id, and gets its value back as JSON."""
+    schemas = VECTORS.parents[2] / "_schemas" / "3.2" / "core"
+    asked = json.loads((schemas / "webhook-challenge.json").read_text("utf-8"))["properties"]
+    wanted = json.loads((schemas / "webhook-challenge-response.json").read_text("utf-8"))
+    value = "Zm9yIHRoZSByZWNlaXZlciB0byBzZW5kIGJhY2s.:-_"
+    assert re.fullmatch(asked["challenge"]["pattern"], value)
+    body = json.dumps({"type": asked["type"]["const"], "challenge": value}).encode()
+    provider = adcp_provider(
+        signing_key={**SIGNING, "d": SIGNING["_private_d_for_test_only"]}, key_id="k"
+    )
+    receiver = WebhookReceiver(provider, MemoryStore())
+    receiver.on()(lambda event: pytest.fail("handled"))
+    request = provider.sign("POST", "https://buyer.example.com/hooks", {}, body)
+    answer = receiver.receive(*request)
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    told = json.loads(answer.body)
+    assert told == {"challenge": value}
+    assert {"required": ["challenge"]} in wanted["anyOf"]
+    assert re.fullmatch(wanted["properties"]["challenge"]["pattern"], told["challenge"])

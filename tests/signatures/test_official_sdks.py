@@ -17,6 +17,7 @@ import pytest
 from tests.signatures.cases import (
     CASES,
     HEX_KEY,
+    NOW,
     OLD_SECRET,
     SECRET,
     URL,
@@ -187,8 +188,9 @@ def test_square() -> None:
     assert not agree("square", theirs, request._replace(url=URL + "/"))
 
 
-def test_paddle() -> None:
-    """Paddle's verifier, with its five seconds."""
+def test_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paddle's verifier, with its five seconds, on a clock that stands still for both."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
     with paddle(SECRET) as theirs:
         agree_on_all("paddle", theirs, "Paddle-Signature", stamped=5)
         assert not agree("paddle", theirs, fresh("paddle", age=-30))

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from oncekey._core.codec import Codec, omitted
 from oncekey._core.drive import Flow, Op, arun, run
@@ -37,7 +37,7 @@ from oncekey.errors import (
     StoreError,
     UnsupportedAnswerError,
 )
-from oncekey.instrument.events import EventKind, emit
+from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 
 __all__ = [
@@ -291,6 +291,12 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
     if store.never_waits:  # then nothing can happen to it meanwhile
+        if not listening() and job.keeps(value):
+            # Straight to the store. If that is not all, the flow asks again, which is safe.
+            answer = _encode(job, value)
+            if await store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
+                claim.settled = True
+                return Result(value, False)
         return await arun(_record(job, claim, value), store)
     return await _uncancelled(arun(_record(job, claim, value), store))
 
@@ -326,36 +332,40 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
     return await arecord(store, job, claim, value)
 
 
-class guarded:  # noqa: N801 - read as `with guarded(...)`
+class guarded(AsyncBeat):  # noqa: N801 - read as `with guarded(...)`
     """Keep ``claim`` alive while the block runs; cancel the block if the claim is lost.
 
-    Never waits itself, so that both ``with`` and ``async with`` do. Gives the heartbeat, for a
-    block that settles the claim before its own end.
+    Never waits itself, so that both ``with`` and ``async with`` do. A block that settles the claim
+    before its own end calls ``stop``.
     """
 
-    __slots__ = ("_beat", "_before", "_claim", "_interrupted", "_task", "_token")
+    __slots__ = ("_before", "_interrupted", "_task", "_token")
 
     def __init__(self, store: AsyncStore, job: Job, claim: Claim) -> None:
+        super().__init__(store, claim, job.plan)
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a guarded call must run in an asyncio task")
         self._task = task
-        self._claim = claim
         self._interrupted = False
         self._before = task.cancelling()
-        self._beat = AsyncBeat(store, claim, job.plan, self._interrupt)
 
-    def _interrupt(self) -> None:
+    def lost(self) -> None:
+        """Interrupt the block."""
         self._interrupted = True
         self._task.cancel()
 
-    def __enter__(self) -> AsyncBeat:
-        self._token = CURRENT.set(self._claim)
-        return self._beat.__enter__()
+    def __enter__(self) -> Self:
+        self._token = CURRENT.set(self.claim)
+        self._heart.add(self)
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._beat.__exit__()
-        CURRENT.reset(self._token)
+        self.stop()
+        try:
+            CURRENT.reset(self._token)
+        except ValueError:
+            pass  # a coroutine that is thrown away ends in another context than its own
         if not self._interrupted:
             return
         # Our cancellation, not the caller's: the same bookkeeping as asyncio.timeout does. A block
@@ -363,9 +373,9 @@ class guarded:  # noqa: N801 - read as `with guarded(...)`
         # it is fenced off when it completes.
         others = self._task.uncancel() > self._before
         if isinstance(error, asyncio.CancelledError) and not others:
-            self._claim.check()
+            self.claim.check()
 
-    async def __aenter__(self) -> AsyncBeat:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

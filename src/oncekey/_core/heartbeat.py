@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Self
 
 from oncekey._core.drive import run
 from oncekey._core.flows import Claim, Plan, renew
@@ -167,11 +166,12 @@ class _LoopHeart:
     serves all: beginning and ending a call costs no timer of its own.
     """
 
-    __slots__ = ("_armed", "_beats", "_monotonic")
+    __slots__ = ("_armed", "_beats", "_every", "_monotonic")
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, every: float, monotonic: Callable[[], float]) -> None:
         self._beats: dict[AsyncBeat, None] = {}
         self._armed = False  # no handle is kept: it would keep a closed loop alive
+        self._every = every
         self._monotonic = monotonic
 
     def add(self, beat: AsyncBeat) -> None:
@@ -182,8 +182,12 @@ class _LoopHeart:
     def remove(self, beat: AsyncBeat) -> None:
         self._beats.pop(beat, None)
 
+    def _due(self, beat: AsyncBeat) -> float:
+        # Counted from when the claim was sent: its reply may have taken a part of the lease.
+        return beat.claim.leased_at + self._every
+
     def _arm(self, beat: AsyncBeat) -> None:
-        delay = max(0.0, beat.schedule.due - self._monotonic())
+        delay = max(0.0, self._due(beat) - self._monotonic())
         asyncio.get_running_loop().call_later(delay, self._fire)
         self._armed = True
 
@@ -192,55 +196,72 @@ class _LoopHeart:
         now = self._monotonic()
         while self._beats:
             beat = next(iter(self._beats))
-            if beat.schedule.due > now:
+            if self._due(beat) > now:
                 self._arm(beat)
                 return
             del self._beats[beat]
             beat.renew_now()
 
 
-_loop_hearts: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[tuple[float, Callable[[], float]], _LoopHeart]
-] = weakref.WeakKeyDictionary()
+_Name = tuple[int, Callable[[], float]]
+_loop_hearts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Name, _LoopHeart]] = (
+    weakref.WeakKeyDictionary()
+)
+_latest = threading.local()  # the hearts of this thread's loop, looked up once
 
 
-def _heart_of(schedule: _Schedule) -> _LoopHeart:
+def _heart_of(claim: Claim, plan: Plan) -> _LoopHeart:
     loop = asyncio.get_running_loop()
-    hearts = _loop_hearts.get(loop)
-    if hearts is None:
-        hearts = _loop_hearts[loop] = {}
-    name = (schedule.every, schedule.plan.monotonic)
-    heart = hearts.get(name)
+    known = getattr(_latest, "hearts", None)
+    if known is None or known[0]() is not loop:
+        hearts = _loop_hearts.get(loop)
+        if hearts is None:
+            hearts = _loop_hearts[loop] = {}
+        known = _latest.hearts = (weakref.ref(loop), hearts)
+    name = (claim.terms.lease_ms, plan.monotonic)
+    heart: _LoopHeart | None = known[1].get(name)
     if heart is None:
-        heart = hearts[name] = _LoopHeart(schedule.plan.monotonic)
+        heart = known[1][name] = _LoopHeart(claim.terms.lease_ms / 3000, plan.monotonic)
     return heart
 
 
 class AsyncBeat:
-    """Renews an async store's claim while the block runs; calls ``on_lost`` if it is lost."""
+    """Renews an async store's claim while a call runs; ``lost`` is called if it is lost.
 
-    __slots__ = ("_heart", "_on_lost", "_store", "_task", "schedule")
+    One object a call, and nothing more until a renewal is due.
+    """
 
-    def __init__(
-        self, store: AsyncStore, claim: Claim, plan: Plan, on_lost: Callable[[], object]
-    ) -> None:
-        self._store = store
-        self.schedule = _Schedule(claim, plan)
-        self._on_lost = on_lost
-        self._heart = _heart_of(self.schedule)
-        self._task: asyncio.Task[None] | None = None
+    __slots__ = ("__weakref__", "_heart", "_renewing", "_schedule", "claim", "plan", "store")
 
-    def __enter__(self) -> Self:
+    def __init__(self, store: AsyncStore, claim: Claim, plan: Plan) -> None:
+        self.store = store
+        self.claim = claim
+        self.plan = plan
+        self._heart = _heart_of(claim, plan)
+        self._schedule: _Schedule | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def lost(self) -> None:
+        """Another worker has the key."""
+
+    def start(self) -> None:
+        """Begin to renew."""
         self._heart.add(self)
-        return self
+
+    def stop(self) -> None:
+        """Renew no more. Stopping twice does nothing."""
+        if self._schedule is not None:
+            self._schedule.stopped = True
+        self._heart.remove(self)
 
     def renew_now(self) -> None:
         """The claim is due."""
-        if not self.schedule.stopped:
-            self._task = asyncio.get_running_loop().create_task(self._renew())
+        if self._schedule is None:
+            self._schedule = _Schedule(self.claim, self.plan)
+        if not self._schedule.stopped:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew(self._schedule))
 
-    async def _renew(self) -> None:
-        schedule = self.schedule
+    async def _renew(self, schedule: _Schedule) -> None:
         if not schedule.may_renew():
             return
         claim = schedule.claim
@@ -249,7 +270,7 @@ class AsyncBeat:
             # A reply after the lease is too late. But if this loop stood still for that long, the
             # claim may well be ours still, so ask all the same.
             async with asyncio.timeout(max(schedule.every, schedule.dies_at - sent)):
-                held = await self._store.renew(claim.key, claim.owner, claim.fence, claim.terms)
+                held = await self.store.renew(claim.key, claim.owner, claim.fence, claim.terms)
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
             if schedule.failed(error):
                 delay = max(0.0, schedule.due - schedule.plan.monotonic())
@@ -260,13 +281,4 @@ class AsyncBeat:
                 self._heart.add(self)
                 return
         if claim.lost and not schedule.stopped:
-            self._on_lost()
-
-    def __exit__(self, *exc: object) -> None:
-        self.schedule.stopped = True
-        self._on_lost = _nothing  # it refers to whoever holds this beat
-        self._heart.remove(self)
-
-
-def _nothing() -> None:
-    pass
+            self.lost()

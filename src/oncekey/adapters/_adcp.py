@@ -15,16 +15,11 @@ from oncekey._core.call import is_async
 from oncekey.adcp import error_envelope, is_error, with_envelope
 from oncekey.errors import OncekeyError
 
-__all__ = ["Handler", "answer_to", "missing", "resolved"]
+__all__ = ["Handler", "answer_to", "resolved"]
 
 logger = logging.getLogger("oncekey")
 
 Handler = Callable[[dict[str, Any], Any], Any]
-
-
-def missing(package: str, extra: str) -> ImportError:
-    """What to raise where a framework can't be imported."""
-    return ImportError(f"this adapter needs {package}: run pip install 'oncekey[{extra}]'")
 
 
 async def resolved(value: Any) -> Any:

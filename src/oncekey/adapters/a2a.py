@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncekey.adapters._adcp import Handler, answer_to, missing
+from oncekey.adapters._adcp import Handler, answer_to
+from oncekey.adapters._webhooks import missing
 from oncekey.adcp import error_envelope
 from oncekey.errors import InvalidRequestError
 from oncekey.request import ToolContext

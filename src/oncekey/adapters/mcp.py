@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from oncekey._core.call import is_async
-from oncekey.adapters._adcp import Handler, answer_to, missing
+from oncekey.adapters._adcp import Handler, answer_to
+from oncekey.adapters._webhooks import missing
 from oncekey.adcp import error_envelope
 from oncekey.errors import OncekeyError
 from oncekey.request import ToolContext

@@ -369,7 +369,7 @@ class _Exchange:
         if self.finished is not None:
             self.finished.set()
         if self.beat is not None:
-            self.beat.__exit__()  # a renewal after this would look like a lost claim
+            self.beat.stop()  # a renewal after this would look like a lost claim
         start: Message = self.start or {"status": 500}
         fields = tuple((bytes(n).lower(), bytes(v)) for n, v in start.get("headers", ()))
         kept = self.rules.kept(Answer(start["status"], fields, body))
