@@ -15,6 +15,8 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= auto
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+FUZZ_ARGS ?=
+DELIVERIES ?= 100000
 
 # Nothing from outside may put the source tree, or another Python's library, on sys.path.
 unexport PYTHONPATH PYTHONHOME
@@ -26,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check docs bench wheel clean
+.PHONY: help demo test test-all check fuzz storm docs bench wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -46,9 +48,9 @@ test-all: $(VENV)/pythons ## Test the built wheel on the oldest and the newest P
 test-light-py%: $(VENV)/py%/.wheel
 	@ONCEKEY_TEST_LIGHT=1 $(MAKE) --no-print-directory test-py$*
 
-test-py%: $(VENV)/py%/.wheel ## Test the built wheel on one version, such as test-py3.12
+test-py%: $(VENV)/py%/.wheel $(VENV)/paddle/.done ## Test the built wheel on one version, such as test-py3.12
 	@echo "== pytest on Python $*"
-	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal \
+	@ONCEKEY_TEST_INSTALLED=1 ONCEKEY_TEST_PADDLE=$(CURDIR)/$(VENV)/paddle $(VENV)/py$*/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal \
 	    -o cache_dir=$(CACHE)/pytest-$* $(PYTEST_ARGS)
 
 check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), import contracts
@@ -61,6 +63,19 @@ check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), i
 	PYTHONPATH=src; export PYTHONPATH; \
 	run lint-imports --no-logo --cache-dir $(CACHE)/import-linter; \
 	test -z "$$failed" || { echo "check failed:$$failed" >&2; exit 1; }
+
+fuzz: $(VENV)/pythons ## Give every signature scheme 200,000 hostile deliveries: minutes
+	@$(MAKE) --no-print-directory fuzz-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
+
+fuzz-py%: $(VENV)/py%/.wheel
+	@$(VENV)/py$*/bin/python scripts/fuzz.py $(FUZZ_ARGS)
+
+storm: $(VENV)/pythons ## 100,000 deliveries for each store, workers killed: up to an hour
+	@$(MAKE) --no-print-directory storm-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
+
+storm-py%: $(VENV)/py%/.wheel
+	@ONCEKEY_STORM=$(DELIVERIES) ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest \
+	    -s -o cache_dir=$(CACHE)/pytest-$* tests/faults/test_delivery_storm.py
 
 docs: $(VENV)/docs/.wheel ## Build the documentation into build/docs; warnings are errors
 	@$(VENV)/docs/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
@@ -110,6 +125,12 @@ $(VENV)/py%/.deps: $(PINS) $(VENV)/build/.deps
 	@grep -q '^$* ' $(VENV)/pythons || { echo "Python $* was not found; there are:" \
 	    $$(sed 's/ .*//' $(VENV)/pythons) >&2; exit 1; }
 	$(call environment,$(call exactly,$*),test sdks)
+
+# Paddle's SDK brings a package called tests, which would hide ours: a directory of its own.
+$(VENV)/paddle/.done: $(PINS) $(VENV)/build/.deps
+	@rm -rf $(@D)
+	@$(BUILD) -m pip install -qq --no-input --no-deps -c constraints.txt --target $(@D) paddle-python-sdk
+	@touch $@
 
 $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),check test)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import Arguments, as_dict, identity
+from oncekey._core.counted import Counted
 from oncekey._core.flows import Plan
 from oncekey._core.limiter import InsertLimiter
 from oncekey._core.schema import Validate, check_schema
@@ -331,7 +331,7 @@ class IdempotencyStore:
                 try:
                     call = self._prepare(request, how, params, context)
                     if call is None:
-                        return await handler(*args, **kwargs)
+                        return self._answer(params, await handler(*args, **kwargs), False)
                     job = call.job
                     wait = call.wait()
                     if wait is not None and await store.read(job.key) is None:
@@ -350,7 +350,7 @@ class IdempotencyStore:
                 except OncekeyError as error:
                     self._echo(error, params)
                     raise
-                return self._answer(params, result)
+                return self._answer(params, *result)
 
             return asynchronous
         if not isinstance(store, Store):
@@ -366,7 +366,7 @@ class IdempotencyStore:
             try:
                 call = self._prepare(request, how, params, context)
                 if call is None:
-                    return handler(*args, **kwargs)
+                    return self._answer(params, handler(*args, **kwargs), False)
                 job = call.job
                 wait = call.wait()
                 if wait is not None and store.read(job.key) is None:
@@ -385,13 +385,13 @@ class IdempotencyStore:
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
-            return self._answer(params, result)
+            return self._answer(params, *result)
 
         return synchronous
 
     def _prepare(
         self, request: Arguments, how: _How, params: dict[str, Any], context: Any
-    ) -> _Call | None:
+    ) -> Counted | None:
         """What to do once. ``None``: nothing to guard it with, so it just runs."""
         name = params.get("idempotency_key")
         operation = request.operation
@@ -435,7 +435,7 @@ class IdempotencyStore:
             self.raise_on_persist_error,
         )
         limiter = None if self._limiters is None else self._limiters[how.read_only]
-        return _Call(job, limiter, scopes[1])
+        return Counted(job, limiter, scopes[1])
 
     def _scopes(
         self, params: dict[str, Any], context: Any, operation: str
@@ -459,10 +459,10 @@ class IdempotencyStore:
         first = (tenant or "", principal)
         return join_scope(*first, *account, *session), join_scope(*first, *account)
 
-    def _answer(self, params: dict[str, Any], result: engine.Result) -> Any:
+    def _answer(self, params: dict[str, Any], value: Any, replayed: bool) -> Any:
         if not self.rules.mark_replays:
-            return result.value
-        return with_envelope(result.value, params.get("context"), replayed=result.replayed)
+            return value
+        return with_envelope(value, params.get("context"), replayed=replayed)
 
     def _echo(self, error: OncekeyError, params: dict[str, Any]) -> None:
         """The current request's context goes along with its error."""
@@ -480,39 +480,6 @@ class IdempotencyStore:
             UserWarning,
             stacklevel=4,
         )
-
-
-class _Call(NamedTuple):
-    """A guarded call, and the limit that holds for it."""
-
-    job: engine.Job
-    limiter: InsertLimiter | None
-    payer: str
-
-    def wait(self) -> int | None:
-        """Seconds until this caller may make a new key; known keys are never held up."""
-        return None if self.limiter is None else self.limiter.retry_after(self.payer)
-
-    @contextlib.contextmanager
-    def counted(self, handler: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        """Count a new key before it is claimed, and give that back if the handler did not run."""
-        limiter = self.limiter
-        if limiter is None:
-            yield handler
-            return
-        ran = False
-
-        def runs(*args: Any, **kwargs: Any) -> Any:
-            nonlocal ran
-            ran = True
-            return handler(*args, **kwargs)
-
-        limiter.count(self.payer)
-        try:
-            yield runs
-        finally:
-            if not ran:
-                limiter.count(self.payer, -1)
 
 
 def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:

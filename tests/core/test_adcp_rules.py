@@ -320,7 +320,7 @@ async def test_reads_have_limits_of_their_own(clock: ManualClock) -> None:
 async def test_reads_need_no_key() -> None:
     """A pure read runs without a key; a key that it has must be a proper one."""
     tool = Tool(adcp(), "get_products", read_only=True)
-    assert await tool.call({"context": {"c": 1}}, ALICE) == {"id": 1}
+    assert await tool.call({"context": {"c": 1}}, ALICE) == {"id": 1, "context": {"c": 1}}
     assert await tool.call({}, None) == {"id": 2}
     with pytest.raises(InvalidKeyError):
         await tool.call({"idempotency_key": "short"}, ALICE)

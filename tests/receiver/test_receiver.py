@@ -391,3 +391,18 @@ async def test_copies_of_a_handled_event_do_not_hold_each_other_up(tmp_path: Pat
     copies = await asyncio.gather(*(receiver.receive(*request) for _ in range(6)))
     assert [copy.outcome for copy in copies] == ["duplicate"] * 6
     await receiver.aclose()
+
+
+def test_nonces_are_kept_in_the_receivers_own_store() -> None:
+    """AdCP's rules: the very same signed bytes again are refused as replayed, not a duplicate."""
+    pytest.importorskip("cryptography")
+    from oncekey.testing import sample
+
+    delivery = sample("adcp")
+    assert delivery.provider is not None
+    receiver = WebhookReceiver(delivery.provider, MemoryStore())
+    receiver.on()(lambda event: None)
+    assert receiver.receive(*delivery).outcome == "handled"
+    replayed = receiver.receive(*delivery)
+    assert (replayed.status, replayed.code) == (401, "webhook_signature_replayed")
+    assert receiver.receive(*delivery.again()).outcome == "duplicate"

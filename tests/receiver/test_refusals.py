@@ -430,13 +430,7 @@ def test_what_is_odd_is_answered_without_a_crash(one: Scheme, what: str) -> None
         receiver = WebhookReceiver(one.provider, MemoryStore(), **options)
         receiver.on()(lambda event: None)
         answer = receiver.receive(*one.sign(request.body, headers=JSON), now=NOW)
-        compared = (options or one.name.startswith("adcp")) and one.name not in BATCH_OBJECTS
-        if what == "integers past 2**53" and compared:
-            # Compared by its canonical form, which such a number does not have.
-            assert (answer.status, answer.code) == (400, "body_malformed")
-            assert b"send it as a string" in answer.body
-        else:
-            assert (answer.status // 100, answer.outcome) == (2, "handled"), answer
+        assert (answer.status // 100, answer.outcome) == (2, "handled"), answer
 
 
 @pytest.mark.parametrize("name", ["slack", "adcp", "discord", "intercom"])

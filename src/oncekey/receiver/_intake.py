@@ -371,7 +371,12 @@ def _key_of(find: Callable[[Any], str], payload: Any) -> str:
 def _fingerprint(item: Item, body: bytes) -> bytes:
     if item.payload is None:
         return hashlib.sha256(body).hexdigest().encode()
-    return hashlib.sha256(canonicalize_json(json.dumps(item.payload))).hexdigest().encode()
+    text = json.dumps(item.payload, sort_keys=True)
+    try:
+        canonical = canonicalize_json(text)
+    except CanonicalJSONError:  # an integer that a double can't hold: its digits stand for it
+        canonical = text.encode()
+    return hashlib.sha256(canonical).hexdigest().encode()
 
 
 def _rejected(

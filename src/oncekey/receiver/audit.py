@@ -92,8 +92,12 @@ class TableAudit:
         """Write one entry."""
         values = tuple(asdict(entry).values())
         with self._lock:
-            self._connection.cursor().execute(self._insert, values)
-            self._connection.commit()
+            try:
+                self._connection.cursor().execute(self._insert, values)
+                self._connection.commit()
+            except Exception:
+                self._connection.rollback()  # else PostgreSQL refuses whatever comes after
+                raise
 
     def close(self) -> None:
         """Close the connection."""

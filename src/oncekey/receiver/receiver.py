@@ -24,8 +24,10 @@ from oncekey.errors import (
 from oncekey.receiver._intake import Intake, Outcome, Work, malformed
 from oncekey.receiver.events import WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
+from oncekey.signatures.adcp import AdcpProvider
 from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Headers, RawHeaders, as_delivery
+from oncekey.signatures.nonces import Nonces
 from oncekey.stores.urls import aconnect, connect
 
 __all__ = ["AsyncWebhookReceiver", "WebhookReceiver"]
@@ -47,6 +49,13 @@ class _Receiver:
             raise PolicyError(f"a receiver has no such option: {error}") from None
         self._intake = Intake(provider, settings)
         self._given_tx: dict[int, bool] = {}  # by the handler's id: not all can be hashed
+
+    def _verifier_on(self, store: Store | AsyncStore) -> Provider:
+        """The provider, with a place for its nonces where its rules want one and it has none."""
+        provider = self._intake.provider
+        if isinstance(provider, AdcpProvider):
+            return provider.with_nonces(Nonces(store, namespace=self._intake.namespace))
+        return provider
 
     @property
     def provider(self) -> Provider:
@@ -116,6 +125,7 @@ class WebhookReceiver(_Receiver):
             )
         if getattr(provider, "is_async", False):
             raise BackendMismatchError("this provider must be awaited: use AsyncWebhookReceiver")
+        self._verifier = self._verifier_on(self._store)
         if self.settings.transactional:
             check_transactional(self._store)
 
@@ -149,7 +159,7 @@ class WebhookReceiver(_Receiver):
         outcomes: list[Outcome] = []
         response = intake.refuse_unread(delivery)
         if response is None:
-            verdict = self.provider.verify(*delivery, now=now)
+            verdict = self._verifier.verify(*delivery, now=now)
             if not verdict.ok:
                 response = intake.refuse_verdict(verdict)
             else:
@@ -225,6 +235,7 @@ class AsyncWebhookReceiver(_Receiver):
                 f"AsyncWebhookReceiver needs an async store, got {type(store).__name__}: pass "
                 "aconnect(url), or use WebhookReceiver"
             )
+        self._verifier = self._verifier_on(self._store)
         if self.settings.transactional:
             check_transactional(self._store)
 
@@ -244,11 +255,11 @@ class AsyncWebhookReceiver(_Receiver):
         outcomes: list[Outcome] = []
         response = intake.refuse_unread(delivery)
         if response is None:
-            averify = getattr(self.provider, "averify", None)
+            averify = getattr(self._verifier, "averify", None)
             if averify is not None:
                 verdict = await averify(*delivery, now=now)
             else:
-                verdict = self.provider.verify(*delivery, now=now)
+                verdict = self._verifier.verify(*delivery, now=now)
             if not verdict.ok:
                 response = intake.refuse_verdict(verdict)
             else:

@@ -6,6 +6,7 @@ way is refused, never tried, as whoever could choose would choose the weaker.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -183,6 +184,14 @@ class AdcpProvider(CheckedProvider):
             nonce=nonce if self._nonces is None else None,
         )
 
+    def with_nonces(self, nonces: Nonces) -> AdcpProvider:
+        """The same provider with a place to keep nonces, unless it has one."""
+        if self._nonces is not None:
+            return self
+        bound = copy.copy(self)
+        bound._nonces = nonces
+        return bound
+
     def _check_signature(
         self, delivery: Delivery, covered: SignatureInput, key: SignatureKey, signature: bytes
     ) -> None:
@@ -351,7 +360,8 @@ def adcp_provider(
         jwks: Instead: a function that fetches the set, or ``FetchedKeys`` of one.
         publisher: The stable name of the sender, for deduplication: it must outlive a change of
             keys. A name for all keys, a mapping from key id, or a function of the key id.
-        nonces: Where used nonces are kept. ``None``: the verdict carries the nonce, and whoever
+        nonces: Where used nonces are kept. ``None``: a receiver keeps them in its own store;
+            without one the verdict carries the nonce, and whoever
             accepts the delivery must see to it that it is used once.
         revocations: The sender's list of revoked keys, or a function that fetches it.
         signing_key: A private key, or a JSON Web Key with ``d``, for ``sign``.
