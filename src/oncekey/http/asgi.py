@@ -101,6 +101,7 @@ class IdempotencyMiddleware:
         rules = self.rules
         if (
             scope["type"] != "http"
+            or scope["method"] not in rules.methods
             or MARK in scope
             or not rules.guards(scope["method"], scope["path"])
         ):
@@ -152,7 +153,9 @@ class IdempotencyMiddleware:
     ) -> tuple[Job, bytes] | None:
         """What is to be done once, and the body."""
         rules = self.rules
-        rules.check_length(content_length(fields.get(b"content-length")))
+        length = fields.get(b"content-length")
+        if length is not None:
+            rules.check_length(content_length(length))
         named = None
         if rules.settings.scope is not None:
             named = rules.settings.scope(scope)
@@ -176,7 +179,8 @@ class IdempotencyMiddleware:
             return None
         body: bytes = message.get("body", b"")
         if not message.get("more_body", False):
-            self.rules.check_length(len(body))
+            if len(body) > self.rules.settings.max_body_bytes:
+                self.rules.check_length(len(body))
             return body
         parts, size = [body], len(body)
         while message.get("more_body", False):
@@ -371,7 +375,7 @@ class _Exchange:
         if self.beat is not None:
             self.beat.stop()  # a renewal after this would look like a lost claim
         start: Message = self.start or {"status": 500}
-        fields = tuple((bytes(n).lower(), bytes(v)) for n, v in start.get("headers", ()))
+        fields = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         kept = self.rules.kept(Answer(start["status"], fields, body))
         try:
             result = await arecord(self.store, self.job, self.claim, kept)

@@ -57,6 +57,8 @@ def fingerprint(
         digest.update(b"own\n" + (own.encode() if isinstance(own, str) else own))
     elif how == "raw" or not body:
         digest.update(b"raw\n" + body)
+    elif content_type == "application/json" and not encoding:  # as nearly all are
+        digest.update(_canonical(body))
     else:
         _add_body(digest, content_type, _decoded(encoding, body, most))
     return digest.hexdigest().encode()

@@ -32,6 +32,8 @@ def read_key(values: Sequence[bytes | str], header: str) -> str | None:
         raise Refusal("key-invalid", f"Send {header} once; this request has {len(values)}.")
     raw = values[0]
     text = raw.decode("latin-1") if isinstance(raw, bytes) else raw
+    if len(text) <= MAX_KEY and _BARE.match(text):
+        return text  # as nearly all are
     if len(text) > 2 * MAX_KEY + 64:  # no need to look at what can't be a key
         raise Refusal("key-invalid", f"{header} has more than {MAX_KEY} characters.")
     text = text.strip(" \t")

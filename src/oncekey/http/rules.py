@@ -180,13 +180,18 @@ class Rules:
             return None
         body = answer.body
         stored = self._stored
-        headers = tuple(
-            field for field in answer.headers if field[0] in stored and b"\n" not in field[1]
-        )
+        headers = tuple([field for field in answer.headers if field[0] in stored])
         if body is not None and len(body) > settings.max_answer_bytes:
             body = None
-        if settings.honor_no_store and _says_no_store(answer):
-            body = None
+        for name, value in headers:
+            if b"\n" in value:  # no server would send it
+                headers = tuple([field for field in headers if b"\n" not in field[1]])
+            if (
+                name == b"cache-control"
+                and settings.honor_no_store
+                and b"no-store" in value.lower()
+            ):
+                body = None
         kept = Answer(answer.status, headers, body)
         if settings.redact is None:
             return kept
@@ -276,13 +281,6 @@ class Rules:
 
 def _is_kept(value: Any) -> bool:
     return value is not None
-
-
-def _says_no_store(answer: Answer) -> bool:
-    for name, value in answer.headers:
-        if name == b"cache-control" and b"no-store" in value.lower():
-            return True
-    return False
 
 
 def content_length(raw: bytes | str | None) -> int:
