@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bench_canonical
+import bench_http
 import bench_memory
 import bench_postgres
 import bench_receiver
@@ -63,6 +64,7 @@ PARTS: dict[str, Callable[[Options], str]] = {
     "postgres": bench_postgres.report,
     "redis": bench_redis.report,
     "receiver": bench_receiver.report,
+    "http": bench_http.report,
     "canonical": canonical,
 }
 
