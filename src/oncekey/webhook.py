@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from zlib import crc32
 
 from oncekey._core.call import Job, in_background
@@ -25,6 +25,7 @@ from oncekey.canonical import sha256_hex
 from oncekey.errors import (
     BackendMismatchError,
     InvalidKeyError,
+    InvalidRequestError,
     OncekeyError,
     PolicyError,
     WebhookDedupOwnershipError,
@@ -34,7 +35,14 @@ from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 from oncekey.stores.legacy import as_async_store
 
-__all__ = ["SyncWebhookDedupStore", "WebhookClaimStatus", "WebhookDedupClaim", "WebhookDedupStore"]
+__all__ = [
+    "Sender",
+    "SyncWebhookDedupStore",
+    "VerifiedSender",
+    "WebhookClaimStatus",
+    "WebhookDedupClaim",
+    "WebhookDedupStore",
+]
 
 logger = logging.getLogger("oncekey")
 
@@ -69,6 +77,18 @@ class WebhookDedupClaim(NamedTuple):
         return f"WebhookDedupClaim({self.status!r}, takeover={self.takeover})"
 
 
+@runtime_checkable
+class VerifiedSender(Protocol):
+    """A sender whose signature was verified: ``verdict.sender``, or any object that says so."""
+
+    def as_sender_identity(self) -> str:
+        """The name to dedup under."""
+        ...
+
+
+Sender = str | VerifiedSender
+"""Who a delivery is from: a verified sender, or the name of one."""
+
 _WON = Verdict.WON
 _STATUS: dict[Verdict, WebhookClaimStatus] = {
     Verdict.REPLAY: "handled",
@@ -90,8 +110,10 @@ class _Dedup:
         ttl_seconds: int,
         namespace: str,
         processing_ttl_seconds: int | None,
+        require_verified: bool,
     ) -> None:
         self._store: Any
+        self.require_verified = require_verified
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one to seven "
@@ -113,13 +135,14 @@ class _Dedup:
         self._terms = Terms(
             lease_ms=round(lease * 1000), ttl_ms=round(ttl_seconds * 1000), sticky=True
         )
-        self._scopes: dict[str, Scope] = {}
-        self._markers: dict[str, Callable[[str], bool]] = {}
+        self._scopes: dict[Sender, Scope] = {}
+        self._markers: dict[Sender, Callable[[str], bool]] = {}
 
-    def _key(self, sender_id: str, idempotency_key: str) -> Key:
+    def _key(self, sender_id: Sender, idempotency_key: str) -> Key:
         scope = self._scopes.get(sender_id)
         if scope is None:
-            scope = Scope("webhook", self.namespace, check_text(sender_id, "sender_id"))
+            identity = check_text(self._identity(sender_id), "sender_id")
+            scope = Scope("webhook", self.namespace, identity)
             if len(self._scopes) >= _SCOPES_KEPT:
                 self._scopes.clear()
                 self._markers.clear()
@@ -129,6 +152,17 @@ class _Dedup:
                 self._markers[sender_id] = marks.marker(scope, self._terms)
         check_text(idempotency_key, "idempotency_key")
         return Key(scope, idempotency_key)
+
+    def _identity(self, sender: Sender) -> str:
+        """Who a delivery is from: a verified sender says so itself."""
+        if isinstance(sender, VerifiedSender):
+            return sender.as_sender_identity()
+        if self.require_verified:
+            raise InvalidRequestError(
+                "sender_id must be what a verifier gave, not text that a payload could hold: pass "
+                "verdict.sender"
+            )
+        return sender
 
     def _claimed(self, key: Key, owner: bytes, mark: bytes, reply: ClaimReply) -> WebhookDedupClaim:
         verdict = reply.verdict
@@ -169,7 +203,7 @@ class _Dedup:
         return found
 
     def _job(
-        self, sender_id: str, idempotency_key: str, payload_hash: str, wait_seconds: float
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str, wait_seconds: float
     ) -> Job:
         """A delivery as the engine knows it; its record is the one that ``claim`` uses."""
         mark = check_text(payload_hash, "payload_hash").encode()
@@ -243,6 +277,8 @@ class WebhookDedupStore(_Dedup):
         namespace: Sets uses of one backend apart. Request-side keys are always apart.
         clock: Seconds since 1970, for stores without a server's clock.
         processing_ttl_seconds: How long a claimed delivery is held by a worker that died.
+        require_verified: Take a sender only as a verifier gave it (``verdict.sender``), never as
+            text, which could come from a payload by accident.
 
     Raises:
         ValueError: A TTL is out of bounds, or the namespace is empty.
@@ -268,12 +304,13 @@ class WebhookDedupStore(_Dedup):
         namespace: str = "webhook",
         clock: Clock = time.time,
         processing_ttl_seconds: int | None = None,
+        require_verified: bool = False,
     ) -> None:
-        super().__init__(ttl_seconds, namespace, processing_ttl_seconds)
+        super().__init__(ttl_seconds, namespace, processing_ttl_seconds, require_verified)
         self.backend = backend
         self._store = _with_clock(as_async_store(backend, "WebhookDedupStore"), clock)
 
-    async def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
+    async def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. True exactly once in the window, whoever else asks at the same time.
 
         False: a copy; answer 2xx all the same, or the sender goes on retrying. If the store
@@ -300,7 +337,7 @@ class WebhookDedupStore(_Dedup):
         return first
 
     async def claim(
-        self, sender_id: str, idempotency_key: str, payload_hash: str
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str
     ) -> WebhookDedupClaim:
         """Claim a delivery for handling, or learn what became of it.
 
@@ -319,7 +356,7 @@ class WebhookDedupStore(_Dedup):
         return self._claimed(key, owner, mark, reply)
 
     async def complete(
-        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Mark a claimed delivery as handled. False: another worker had handled it already.
 
@@ -333,7 +370,7 @@ class WebhookDedupStore(_Dedup):
         return self._fenced(key, payload_hash, await self._store.read(key))
 
     async def release(
-        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Give a claimed delivery back after a failure, so that the next copy is handled.
 
@@ -350,7 +387,7 @@ class WebhookDedupStore(_Dedup):
 
     def transaction(
         self,
-        sender_id: str,
+        sender_id: Sender,
         idempotency_key: str,
         payload_hash: str,
         *,
@@ -399,7 +436,7 @@ class WebhookDedupStore(_Dedup):
 
         @functools.wraps(handler)
         async def handled(
-            sender_id: str, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
+            sender_id: Sender, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
         ) -> bool:
             mark = _payload_hash(payload)
             async with self.transaction(sender_id, idempotency_key, mark, on=on) as tx:
@@ -409,7 +446,7 @@ class WebhookDedupStore(_Dedup):
 
         return handled
 
-    async def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
+    async def renew(self, sender_id: Sender, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim for another ``processing_ttl_seconds``. False: it is lost, stop."""
         owner, fence = self._owner(claim_token)
         key = self._key(sender_id, idempotency_key)
@@ -441,8 +478,9 @@ class SyncWebhookDedupStore(_Dedup):
         namespace: str = "webhook",
         clock: Clock = time.time,
         processing_ttl_seconds: int | None = None,
+        require_verified: bool = False,
     ) -> None:
-        super().__init__(ttl_seconds, namespace, processing_ttl_seconds)
+        super().__init__(ttl_seconds, namespace, processing_ttl_seconds, require_verified)
         if not isinstance(backend, Store):
             raise BackendMismatchError(
                 f"SyncWebhookDedupStore needs a sync backend, got {type(backend).__name__}: pass "
@@ -451,7 +489,7 @@ class SyncWebhookDedupStore(_Dedup):
         self.backend = backend
         self._store = _with_clock(backend, clock)
 
-    def check_and_record(self, sender_id: str, idempotency_key: str) -> bool:
+    def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. See ``WebhookDedupStore.check_and_record``."""
         marker = self._markers.get(sender_id)
         if marker is not None and not events._listeners:
@@ -470,7 +508,9 @@ class SyncWebhookDedupStore(_Dedup):
             emit(EventKind.FIRST if first else EventKind.REPLAY, key, "check_and_record")
         return first
 
-    def claim(self, sender_id: str, idempotency_key: str, payload_hash: str) -> WebhookDedupClaim:
+    def claim(
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str
+    ) -> WebhookDedupClaim:
         """Claim a delivery. See ``WebhookDedupStore.claim``."""
         key = self._key(sender_id, idempotency_key)
         owner = new_owner()
@@ -478,7 +518,7 @@ class SyncWebhookDedupStore(_Dedup):
         return self._claimed(key, owner, mark, self._store.claim(key, owner, mark, self._terms))
 
     def complete(
-        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Mark a claimed delivery as handled. See ``WebhookDedupStore.complete``."""
         key = self._key(sender_id, idempotency_key)
@@ -490,7 +530,7 @@ class SyncWebhookDedupStore(_Dedup):
     def complete_on(
         self,
         connection: Any,
-        sender_id: str,
+        sender_id: Sender,
         idempotency_key: str,
         payload_hash: str,
         claim_token: str,
@@ -518,7 +558,7 @@ class SyncWebhookDedupStore(_Dedup):
         return self._fenced(key, payload_hash, None)
 
     def release(
-        self, sender_id: str, idempotency_key: str, payload_hash: str, claim_token: str
+        self, sender_id: Sender, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Give a claimed delivery back. See ``WebhookDedupStore.release``."""
         key = self._key(sender_id, idempotency_key)
@@ -527,7 +567,7 @@ class SyncWebhookDedupStore(_Dedup):
             return self._told(EventKind.RELEASED, key)
         return self._fenced(key, payload_hash, self._store.read(key))
 
-    def renew(self, sender_id: str, idempotency_key: str, claim_token: str) -> bool:
+    def renew(self, sender_id: Sender, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim. See ``WebhookDedupStore.renew``."""
         owner, fence = self._owner(claim_token)
         key = self._key(sender_id, idempotency_key)
@@ -536,7 +576,7 @@ class SyncWebhookDedupStore(_Dedup):
 
     def transaction(
         self,
-        sender_id: str,
+        sender_id: Sender,
         idempotency_key: str,
         payload_hash: str,
         *,
@@ -560,7 +600,7 @@ class SyncWebhookDedupStore(_Dedup):
 
         @functools.wraps(handler)
         def handled(
-            sender_id: str, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
+            sender_id: Sender, idempotency_key: str, payload: Any, *args: Any, **kwargs: Any
         ) -> bool:
             mark = _payload_hash(payload)
             with self.transaction(sender_id, idempotency_key, mark, on=on) as tx:

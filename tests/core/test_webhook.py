@@ -15,6 +15,7 @@ from oncekey import (
     BackendMismatchError,
     IdempotencyStore,
     InvalidKeyError,
+    InvalidRequestError,
     MemoryBackend,
     MemoryStore,
     OncekeyError,
@@ -389,3 +390,24 @@ class TestCompleteOn:
         memory = SyncWebhookDedupStore(MemoryStore())
         with pytest.raises(OncekeyError, match="SQLiteStore"):
             memory.complete_on(connection, "s", "e", HASH, token)
+
+
+async def test_senders_as_a_verifier_gives_them() -> None:
+    """A verified sender is its identity; where only those are taken, text is refused."""
+    from oncekey.signatures import provider
+
+    stripe = provider("stripe", secret="whsec_test", account="shop")
+    request = stripe.sign("POST", "https://x.example/h", {}, b'{"id": "evt_1"}')
+    sender = stripe.verify(*request).sender
+    assert sender is not None
+    dedup = WebhookDedupStore(MemoryBackend(), require_verified=True)
+    seen = [await dedup.check_and_record(sender, "evt_1") for _ in range(3)]
+    assert seen == [True, False, False]
+    assert (await dedup.claim(sender, "evt_2", "hash")).status == "claimed"
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"verdict\.sender"):
+            await dedup.check_and_record(sender.as_sender_identity(), "evt_3")
+    shared = MemoryBackend()
+    by_type, by_name = WebhookDedupStore(shared), WebhookDedupStore(shared)
+    assert await by_type.check_and_record(sender, "evt_4")
+    assert not await by_name.check_and_record("stripe:shop", "evt_4")
