@@ -10,6 +10,7 @@ from oncekey._version import __version__
 if TYPE_CHECKING:
     from oncekey._core.transact import Tx, current_transaction
     from oncekey.abc import AsyncStore, IdempotencyBackend, Store
+    from oncekey.adcp import STANDARD_ERROR_CODES, capabilities_response
     from oncekey.canonical import (
         EXCLUDED_FIELDS,
         canonical_json_sha256,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         InvalidKeyError,
         InvalidRequestError,
         OncekeyError,
+        PermanentError,
         PolicyError,
         StoreClosedError,
         StoreConfigError,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from oncekey.keys import event_id, hmac_key, json_path, payload_hash, signature_bound, ulid
     from oncekey.models import CachedResponse
     from oncekey.policy import Policy
+    from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
     from oncekey.request import IdempotencyStore, ToolContext
     from oncekey.stores.memory import MemoryBackend, MemoryStore
     from oncekey.stores.postgres import PgBackend, PgStore
@@ -56,9 +59,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXCLUDED_FIELDS",
+    "STANDARD_ERROR_CODES",
     "AnswerOmittedError",
     "AsyncOnce",
     "AsyncStore",
+    "AsyncWebhookReceiver",
     "BackendMismatchError",
     "CachedResponse",
     "CanonicalJSONError",
@@ -77,6 +82,7 @@ __all__ = [
     "MemoryStore",
     "Once",
     "OncekeyError",
+    "PermanentError",
     "PgBackend",
     "PgStore",
     "Policy",
@@ -101,10 +107,12 @@ __all__ = [
     "WebhookDedupClaim",
     "WebhookDedupOwnershipError",
     "WebhookDedupStore",
+    "WebhookReceiver",
     "__version__",
     "aconnect",
     "canonical_json_sha256",
     "canonicalize",
+    "capabilities_response",
     "connect",
     "current_claim",
     "current_transaction",
@@ -120,6 +128,7 @@ __all__ = [
 # Where each public name lives. Loaded when it is first used: importing oncekey stays cheap.
 _HOMES = {
     "oncekey.abc": ("AsyncStore", "IdempotencyBackend", "Store"),
+    "oncekey.adcp": ("STANDARD_ERROR_CODES", "capabilities_response"),
     "oncekey.canonical": (
         "EXCLUDED_FIELDS",
         "canonical_json_sha256",
@@ -138,6 +147,7 @@ _HOMES = {
     ),
     "oncekey.models": ("CachedResponse",),
     "oncekey.policy": ("Policy",),
+    "oncekey.receiver": ("AsyncWebhookReceiver", "WebhookReceiver"),
     "oncekey.request": ("IdempotencyStore", "ToolContext"),
     "oncekey._core.transact": ("Tx", "current_transaction"),
     "oncekey.stores.postgres": ("PgBackend", "PgStore"),

@@ -119,6 +119,27 @@ async def test_a_changed_payload_in_flight_conflicts_at_once(store: IdempotencyS
     await first
 
 
+async def test_a_changed_payload_conflicts_while_a_transaction_runs(tmp_path: Path) -> None:
+    """A transactional call tells a changed payload of the same process at once, too."""
+    async with SQLiteBackend(str(tmp_path / "tx.db")) as backend:
+        store = IdempotencyStore(backend, profile="adcp-3.2")
+        inside, gate = asyncio.Event(), asyncio.Event()
+
+        @store.wrap(transactional=True)
+        async def create(params: Any, context: Any = None) -> dict[str, Any]:
+            inside.set()
+            await gate.wait()
+            return {}
+
+        first = asyncio.create_task(create(request(budget=1), ALICE))
+        await inside.wait()
+        with pytest.raises(IdempotencyConflictError):
+            await create(request(budget=2), ALICE)
+        assert not first.done()
+        gate.set()
+        await first
+
+
 class Buy(pydantic.BaseModel):
     idempotency_key: str = KEY
     name: str | None = None

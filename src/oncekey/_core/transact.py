@@ -95,7 +95,11 @@ def current_transaction() -> Tx:
 
 
 class _InHand:
-    """The keys that transactions of this process hold, store by store: one tries, others wait."""
+    """The keys that transactions of this process hold, store by store: one tries, others wait.
+
+    With each key that was won stands the payload that it was won with: nobody else can see that
+    before the commit, and a copy with another payload need not wait to learn that it conflicts.
+    """
 
     def __init__(self) -> None:
         self.clear()
@@ -103,19 +107,29 @@ class _InHand:
     def clear(self) -> None:
         """Start over: in a forked child nothing is in hand."""
         self._lock = threading.Lock()
-        self._keys: weakref.WeakKeyDictionary[Any, set[bytes]] = weakref.WeakKeyDictionary()
+        self._keys: weakref.WeakKeyDictionary[Any, dict[bytes, bytes]] = weakref.WeakKeyDictionary()
 
     def take(self, store: Any, digest: bytes) -> bool:
         with self._lock:
-            keys = self._keys.setdefault(store, set())
+            keys = self._keys.setdefault(store, {})
             if digest in keys:
                 return False
-            keys.add(digest)
+            keys[digest] = b""
             return True
+
+    def won(self, store: Any, digest: bytes, fingerprint: bytes) -> None:
+        with self._lock:
+            self._keys[store][digest] = fingerprint
+
+    def differs(self, store: Any, digest: bytes, fingerprint: bytes) -> bool:
+        """Whether the key was won here with another payload."""
+        with self._lock:
+            held = self._keys.get(store, {}).get(digest)
+        return bool(held and fingerprint) and held != fingerprint
 
     def give(self, store: Any, digest: bytes) -> None:
         with self._lock:
-            self._keys.get(store, set()).discard(digest)
+            self._keys.get(store, {}).pop(digest, None)
 
 
 _in_hand = _InHand()
@@ -176,6 +190,7 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
                 yield Pause(key, look)
                 continue
             if entered.claim is not None:
+                _in_hand.won(store, digest, job.fingerprint)
                 return entered
             _in_hand.give(store, digest)
             reply, joined = entered.reply, hand.joined
@@ -183,6 +198,8 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
             # Held in this process, perhaps by a copy that only gets the answer.
             known = yield Op("peek", (key, job.fingerprint, terms))
             reply = known or reply
+        if reply is _BUSY and _in_hand.differs(store, digest, job.fingerprint):
+            reply = _CONFLICT
         left = begun + plan.wait - monotonic()
         if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
             break
@@ -195,6 +212,7 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
 
 
 _BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
+_CONFLICT: Final = ClaimReply(Verdict.CONFLICT, 0, 0, 0, None)
 _KINDS: Final = {
     Verdict.REPLAY: EventKind.REPLAY,
     Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
