@@ -29,8 +29,10 @@ Shop = tuple[str, Site, httpx.Client]
 
 
 def connect(site: Site) -> httpx.Client:
-    # Without verify=False every client reads all certificates, which takes longer than the test.
-    return httpx.Client(base_url=site.url, timeout=20, trust_env=False, verify=False)
+    # A connection for each request: some servers close theirs after a refusal. Without verify=False
+    # every client reads all certificates, which takes longer than the test.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(base_url=site.url, timeout=60, trust_env=False, verify=False, limits=limits)
 
 
 def fresh() -> str:

@@ -16,12 +16,25 @@ import os
 import random
 import signal
 import sys
+import threading
+from typing import Any
 
 from oncekey import ClaimLostError, Once, SQLiteStore
 from oncekey.errors import IdempotencyInFlightError
 from oncekey.guard import current_claim
 from oncekey.instrument import subscribe
 from oncekey.instrument.events import Event, EventKind
+
+
+RENEWING = threading.Lock()
+
+
+class Calm(SQLiteStore):
+    """A store whose heartbeat can be kept from beginning a write."""
+
+    def renew(self, *args: Any) -> bool:
+        with RENEWING:
+            return super().renew(*args)
 
 
 def main() -> None:
@@ -44,7 +57,7 @@ def main() -> None:
             note("F", event.key, event.fence)
             tell("fenced", event.key, event.fence)
 
-    once = Once(SQLiteStore(path), scope="storm", lease=0.25, wait=0, ttl=3600)
+    once = Once(Calm(path), scope="storm", lease=0.25, wait=0, ttl=3600)
 
     @once(key="name")
     def work(name: str) -> dict[str, object]:
@@ -52,8 +65,10 @@ def main() -> None:
         note("W", name, claim.fence, claim.attempts, int(claim.takeover))
         if name in trapped and claim.attempts == 1:
             # Inside a handler, with the heartbeat stopped too: a zombie, once it goes on.
-            tell("trapped", name, claim.fence)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # Never in the middle of a renewal, which would stop with the file's lock in hand.
+            with RENEWING:
+                tell("trapped", name, claim.fence)
+                os.kill(os.getpid(), signal.SIGSTOP)
         else:
             tell("won", name, claim.fence)
         return {"key": name, "worker": worker, "fence": claim.fence, "nonce": rng.random()}
