@@ -25,7 +25,6 @@ from oncekey.guard import current_claim
 from oncekey.instrument import subscribe
 from oncekey.instrument.events import Event, EventKind
 
-
 RENEWING = threading.Lock()
 
 
