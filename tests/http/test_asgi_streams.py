@@ -337,6 +337,26 @@ async def test_a_handler_whose_key_was_taken_over_is_stopped() -> None:
     assert b"taken this request over" in body
 
 
+async def test_a_stream_whose_key_was_taken_over_ends() -> None:
+    """With part of the answer sent there is nothing to add: no second status follows."""
+
+    class Lost(MemoryBackend):
+        async def renew(self, *args: Any) -> bool:
+            return False
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        await asyncio.Event().wait()
+
+    client = Client(IdempotencyMiddleware(app, Lost(), lease=0.03))
+    await client.post()
+    assert [message["type"] for message in client.sent] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+
+
 async def test_files_can_not_be_sent_past_the_record() -> None:
     """The application is not told of ways to answer that could not be recorded."""
     seen: list[Any] = []

@@ -229,6 +229,20 @@ def test_an_error_frees_the_key(make: Make) -> None:
     assert failing.count == 2
 
 
+def test_errors_of_the_application_stay_its_own(make: Make) -> None:
+    """A handler that uses oncekey itself may raise its errors: they are not taken for ours."""
+
+    def broken(body: bytes) -> Handled:
+        raise StoreUnavailableError("another store, of the handler's own")
+
+    calls = Calls(broken)
+    door = make(calls)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            door.post()
+    assert calls.count == 2
+
+
 @pytest.mark.parametrize(
     "status, stored",
     [

@@ -128,24 +128,23 @@ class IdempotencyMiddleware:
             return  # the client hung up before its request was complete: nothing was begun
         job, body = found
         local = rules.local
-        answer = None if local is None else local.get(job)
+        answer: Any = None if local is None else local.get(job)
         if answer is None:
             try:
                 claim = await aopen_claim(self.store, job)
-                if isinstance(claim, Claim):
-                    await self._run(job, claim, scope, receive, send, body)
-                    return
-                if claim.verdict is not Verdict.REPLAY:
-                    raise refusal(claim, job.operation, job.plan.terms)
-                answer = job.codec.decode(claim.answer or b"")
-                if local is not None:
-                    local.put(job, answer)
-            except _Told as told:
-                await _send(send, told.answer)
-                return
+                if not isinstance(claim, Claim):
+                    if claim.verdict is not Verdict.REPLAY:
+                        raise refusal(claim, job.operation, job.plan.terms)
+                    answer = job.codec.decode(claim.answer or b"")
             except OncekeyError as error:
                 await _send(send, rules.refusal(rules.failure(error)))
                 return
+            if isinstance(claim, Claim):
+                # Not in the block above: what the application raises is its own affair.
+                await self._run(job, claim, scope, receive, send, body)
+                return
+            if local is not None:
+                local.put(job, answer)
         await _send(send, rules.replay(answer))
 
     async def _job(
@@ -217,26 +216,20 @@ class IdempotencyMiddleware:
                 await self.app(child, exchange.receive, exchange.send)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key
-        except _Told:
-            raise
         except BaseException as error:
             if exchange.began_to_answer:
                 await exchange.record(None)  # the client has seen a status: it counts
             elif not exchange.recorded:
                 await agive_up(self.store, job, claim, error)
-                if isinstance(error, ClaimLostError):
-                    raise _Told(self.rules.refusal(self.rules.failure(error))) from None
+                if isinstance(error, ClaimLostError) and claim.lost:
+                    await _send(send, self.rules.refusal(self.rules.failure(error)))
+                    return
+            if isinstance(error, ClaimLostError) and claim.lost:
+                return  # stopped in the middle of its answer, which ends here
             raise
         if not exchange.recorded and exchange.start is not None:
             await exchange.record(None)  # the application stopped halfway, as if it was done
             await exchange.begin()
-
-
-class _Told(Exception):
-    """What to answer instead, where nothing was sent yet."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
 
 
 class _Exchange:

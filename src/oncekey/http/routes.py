@@ -258,7 +258,7 @@ class AsyncRoutes(_Routes):
             raise  # thrown away with its loop: the lease frees the key
         except BaseException as error:
             await agive_up(self.store, job, claim, error)
-            if isinstance(error, ClaimLostError):
+            if isinstance(error, ClaimLostError) and claim.lost:
                 return self._failed(error)
             raise
         kept = self.rules.kept(seen.answer)

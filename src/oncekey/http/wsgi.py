@@ -89,19 +89,21 @@ class IdempotencyMiddleware:
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
         local = rules.local
-        answer = None if local is None else local.get(job)
+        answer: Any = None if local is None else local.get(job)
         if answer is None:
             try:
                 claim = open_claim(self.store, job)
-                if isinstance(claim, Claim):
-                    return self._run(job, claim, environ, start_response, body)
-                if claim.verdict is not Verdict.REPLAY:
-                    raise refusal(claim, job.operation, job.plan.terms)
-                answer = job.codec.decode(claim.answer or b"")
-                if local is not None:
-                    local.put(job, answer)
+                if not isinstance(claim, Claim):
+                    if claim.verdict is not Verdict.REPLAY:
+                        raise refusal(claim, job.operation, job.plan.terms)
+                    answer = job.codec.decode(claim.answer or b"")
             except OncekeyError as error:
                 return _give(start_response, rules.refusal(rules.failure(error)))
+            if isinstance(claim, Claim):
+                # Not in the block above: what the application raises is its own affair.
+                return self._run(job, claim, environ, start_response, body)
+            if local is not None:
+                local.put(job, answer)
         return _give(start_response, rules.replay(answer))
 
     def _job(self, name: str, path: str, environ: Environ) -> tuple[Job, bytes]:
