@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded, refusal
+from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded
 from oncekey._core.flows import Claim
 from oncekey.abc import AsyncStore
 from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
@@ -20,7 +20,6 @@ from oncekey.http.answer import Answer
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, content_length, settings_of
 from oncekey.http.settings import Settings
-from oncekey.models import Verdict
 from oncekey.stores.urls import aconnect
 
 __all__ = ["IdempotencyMiddleware", "ready"]
@@ -128,21 +127,19 @@ class IdempotencyMiddleware:
             return  # the client hung up before its request was complete: nothing was begun
         job, body = found
         local = rules.local
-        answer: Any = None if local is None else local.get(job)
+        answer = None if local is None else local.get(job)
         if answer is None:
             try:
                 claim = await aopen_claim(self.store, job)
-                if not isinstance(claim, Claim):
-                    if claim.verdict is not Verdict.REPLAY:
-                        raise refusal(claim, job.operation, job.plan.terms)
-                    answer = job.codec.decode(claim.answer or b"")
+                opened = claim if isinstance(claim, Claim) else rules.stored(job, claim)
             except OncekeyError as error:
                 await _send(send, rules.refusal(rules.failure(error)))
                 return
-            if isinstance(claim, Claim):
+            if isinstance(opened, Claim):
                 # Not in the block above: what the application raises is its own affair.
-                await self._run(job, claim, scope, receive, send, body)
+                await self._run(job, opened, scope, receive, send, body)
                 return
+            answer = opened
             if local is not None:
                 local.put(job, answer)
         await _send(send, rules.replay(answer))

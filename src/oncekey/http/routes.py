@@ -20,7 +20,6 @@ from oncekey._core.call import (
     guarded,
     open_claim,
     record,
-    refusal,
 )
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
@@ -31,7 +30,7 @@ from oncekey.http.asgi import ready
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, content_length, settings_of
 from oncekey.http.settings import Settings
-from oncekey.models import ClaimReply, Verdict
+from oncekey.models import ClaimReply
 from oncekey.stores.urls import connect
 
 __all__ = ["ENDED_EARLY", "AsyncRoutes", "Facts", "Routes", "Seen", "fields_of", "wsgi_facts"]
@@ -144,9 +143,7 @@ class _Routes:
         return None if found is None else self.rules.replay(found)
 
     def _replayed(self, job: Job, reply: ClaimReply) -> Answer:
-        if reply.verdict is not Verdict.REPLAY:
-            raise refusal(reply, job.operation, job.plan.terms)
-        answer: Answer = job.codec.decode(reply.answer or b"")
+        answer = self.rules.stored(job, reply)
         if self.rules.local is not None:
             self.rules.local.put(job, answer)
         return self.rules.replay(answer)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncekey._core.call import Job
+from oncekey._core.call import Job, refusal
 from oncekey._core.flows import Plan
 from oncekey.errors import (
     AnswerOmittedError,
@@ -31,7 +31,7 @@ from oncekey.http.fingerprint import fingerprint
 from oncekey.http.header import read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
-from oncekey.models import Key, Scope, check_text
+from oncekey.models import ClaimReply, Key, Scope, Verdict, check_text
 from oncekey.policy import milliseconds
 
 __all__ = ["REPLAYED", "LocalAnswers", "Rules", "content_length", "settings_of"]
@@ -172,6 +172,18 @@ class Rules:
         )
 
     # After it
+
+    @staticmethod
+    def stored(job: Job, reply: ClaimReply) -> Answer:
+        """The answer that a store gave to a claim.
+
+        Raises:
+            IdempotencyError: It gave none: a conflict, or another worker has the key.
+        """
+        if reply.verdict is not Verdict.REPLAY:
+            raise refusal(reply, job.operation, job.plan.terms)
+        answer: Answer = job.codec.decode(reply.answer or b"")
+        return answer
 
     def kept(self, answer: Answer) -> Answer | None:
         """What of an answer is stored; ``None``: nothing, the key stays free for a retry."""

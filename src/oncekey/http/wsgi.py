@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
-from oncekey._core.call import CURRENT, Job, give_up, open_claim, record, refusal
+from oncekey._core.call import CURRENT, Job, give_up, open_claim, record
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey.abc import Store
@@ -21,7 +21,6 @@ from oncekey.http.answer import Answer
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, content_length, settings_of
 from oncekey.http.settings import Settings
-from oncekey.models import Verdict
 from oncekey.stores.urls import connect
 
 __all__ = ["IdempotencyMiddleware"]
@@ -89,19 +88,17 @@ class IdempotencyMiddleware:
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
         local = rules.local
-        answer: Any = None if local is None else local.get(job)
+        answer = None if local is None else local.get(job)
         if answer is None:
             try:
                 claim = open_claim(self.store, job)
-                if not isinstance(claim, Claim):
-                    if claim.verdict is not Verdict.REPLAY:
-                        raise refusal(claim, job.operation, job.plan.terms)
-                    answer = job.codec.decode(claim.answer or b"")
+                opened = claim if isinstance(claim, Claim) else rules.stored(job, claim)
             except OncekeyError as error:
                 return _give(start_response, rules.refusal(rules.failure(error)))
-            if isinstance(claim, Claim):
+            if isinstance(opened, Claim):
                 # Not in the block above: what the application raises is its own affair.
-                return self._run(job, claim, environ, start_response, body)
+                return self._run(job, opened, environ, start_response, body)
+            answer = opened
             if local is not None:
                 local.put(job, answer)
         return _give(start_response, rules.replay(answer))
