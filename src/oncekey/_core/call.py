@@ -25,6 +25,7 @@ from oncekey._core.flows import (
     new_owner,
     release,
     retry_after,
+    won,
 )
 from oncekey._core.heartbeat import AsyncBeat, Beat
 from oncekey.abc import AsyncStore, Store
@@ -277,6 +278,16 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     """Acquire. A cancellation while the claim is under way gives it back, in the background."""
     job.codec.check()
     owner = new_owner()
+    if store.never_waits and not listening():
+        # Straight to the store: no reply can come late, and nobody can come between. Whatever is
+        # not decided by the first look is the flow's, which asks again as the same owner.
+        plan = job.plan
+        now = plan.monotonic()
+        reply = await store.claim(job.key, owner, job.fingerprint, plan.terms)
+        if reply.verdict is Verdict.REPLAY:
+            return reply
+        if reply.verdict is Verdict.WON:
+            return won(job.key, owner, reply, plan, job.operation, now, store)
     poll = store.poll_seconds
     flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
     try:

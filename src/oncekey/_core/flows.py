@@ -22,7 +22,17 @@ from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Terms, Verdict
 from oncekey.policy import Policy, milliseconds
 
-__all__ = ["Claim", "Plan", "acquire", "complete", "new_owner", "release", "renew", "retry_after"]
+__all__ = [
+    "Claim",
+    "Plan",
+    "acquire",
+    "complete",
+    "new_owner",
+    "release",
+    "renew",
+    "retry_after",
+    "won",
+]
 
 FIRST_LOOK = 0.005  # a waiter looks again after 5 ms, then backs off up to the store's poll_seconds
 
@@ -66,6 +76,10 @@ class Plan:
         )
 
 
+def _nowhere() -> None:
+    """The store of a claim that has none."""
+
+
 @dataclass(slots=True)
 class Claim:
     """The right to run the work of one key, as its owner holds it.
@@ -92,7 +106,7 @@ class Claim:
     settled: bool = field(default=False, repr=False)
     monotonic: Callable[[], float] = field(default=time.monotonic, repr=False)
     # Where it was claimed. Weakly: a claim may be remembered for longer than its store is open.
-    home: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+    home: Callable[[], Any] = field(default=_nowhere, repr=False, compare=False)
     notes: Any = field(default=None, repr=False, compare=False)  # of calls, once they are read
     lock: Any = field(default=None, repr=False, compare=False)  # while one is added
 
@@ -180,6 +194,31 @@ class Claim:
         return await calls.apending_calls(self)
 
 
+def won(
+    key: Key,
+    owner: bytes,
+    reply: ClaimReply,
+    plan: Plan,
+    operation: str,
+    begun: float,
+    store: Any,
+) -> Claim:
+    """The claim that a reply gives, its lease counted from ``begun``."""
+    return Claim(
+        key,
+        owner,
+        reply.fence,
+        reply.attempts,
+        reply.takeover,
+        plan.terms,
+        operation,
+        begun,
+        begun,
+        monotonic=plan.monotonic,
+        home=_nowhere if store is None else weakref.ref(store),
+    )
+
+
 def acquire(
     key: Key,
     fingerprint: bytes,
@@ -211,9 +250,7 @@ def acquire(
             sent = monotonic()
             reply = yield op  # the first may have been won: the same owner wins it again
         if reply.verdict is Verdict.WON:
-            claim = Claim(
-                key, owner, reply.fence, reply.attempts, reply.takeover, terms, operation, begun
-            )
+            claim = won(key, owner, reply, plan, operation, begun, store)
             # A reply can arrive after its lease is over (a stopped process, a slow network).
             # Starting then would run beside whoever took over.
             fresh = terms.lease_ms / 1000 * 0.9
@@ -222,9 +259,7 @@ def acquire(
                 sent = monotonic()
                 held = yield from renew(claim)
             if held:
-                claim.leased_at, claim.monotonic = sent, monotonic
-                if store is not None:
-                    claim.home = weakref.ref(store)
+                claim.leased_at = sent
                 _tell_acquired(claim, waited, monotonic() - begun)
                 return claim
             sent = monotonic()
