@@ -28,12 +28,17 @@ from oncekey.instrument.events import Event, EventKind
 RENEWING = threading.Lock()
 
 
-class Calm(SQLiteStore):
-    """A store whose heartbeat can be kept from beginning a write."""
+def calm(store: Any) -> Any:
+    """Let the heartbeat of a store be kept from beginning a write."""
+    renew = store.renew
 
-    def renew(self, *args: Any) -> bool:
+    def renew_alone(*args: Any) -> bool:
         with RENEWING:
-            return super().renew(*args)
+            held: bool = renew(*args)
+            return held
+
+    store.renew = renew_alone
+    return store
 
 
 def main() -> None:
@@ -56,7 +61,7 @@ def main() -> None:
             note("F", event.key, event.fence)
             tell("fenced", event.key, event.fence)
 
-    once = Once(Calm(path), scope="storm", lease=0.25, wait=0, ttl=3600)
+    once = Once(calm(SQLiteStore(path)), scope="storm", lease=0.25, wait=0, ttl=3600)
 
     @once(key="name")
     def work(name: str) -> dict[str, object]:

@@ -67,14 +67,14 @@ def test_storm_on_sqlite(tmp_path: Path, mode: str) -> None:
     # What survives kill -9 survives it without syncs too; only power needs them.
     url = f"sqlite:///{tmp_path / 'storm.db'}" + ("" if WHOLE else "?durability=normal")
     options = ["--transactional"] if mode == "transactional" else []
-    check(storm(tmp_path, url, 2000, *options))
+    check(storm(tmp_path, url, 1500 if options else 2000, *options))
 
 
 @pytest.mark.parametrize("mode", ["lease", "transactional"])
 def test_storm_on_postgresql(tmp_path: Path, own_url: str, mode: str) -> None:  # noqa: F811
     """Killed workers lose no event; with transactions the effects are as many as the events."""
     options = ["--transactional"] if mode == "transactional" else []
-    check(storm(tmp_path, own_url, 2000, *options))
+    check(storm(tmp_path, own_url, 1500 if options else 2000, *options))
 
 
 def test_storm_on_redis(tmp_path: Path, redis_server: Any) -> None:  # noqa: F811

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -237,7 +238,7 @@ WORKER = """
 import os, signal, sys
 from oncekey import Once, SQLiteStore, current_claim
 
-once = Once(SQLiteStore(sys.argv[1]), scope="orders", lease=0.02)
+once = Once(SQLiteStore(sys.argv[1]), scope="orders", lease=60)
 
 @once(key="order_id")
 def charge(order_id: str) -> str:
@@ -259,7 +260,7 @@ def test_a_killed_worker_leaves_a_note(tmp_path: Path) -> None:
     killed = subprocess.run(command, capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr.decode()
     made = provider.read_text().split()
-    with SQLiteStore(file) as store:
+    with SQLiteStore(file, clock=lambda: time.time() + 61) as store:  # its lease is over
         once = Once(store, scope="orders")
 
         @once(key="order_id")

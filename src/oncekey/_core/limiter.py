@@ -64,6 +64,34 @@ class InsertLimiter(Forking):
                 return (number + _SLICES) * width - now
         return 0.0
 
+    def admit(self, scope: str) -> int | None:
+        """``retry_after``, and ``count`` if there is no need to wait."""
+        now = self._clock()
+        with self._lock:
+            counts = self._counts.get(scope)
+            if counts is None:
+                if len(self._counts) >= _SCOPES_KEPT:
+                    self._counts.popitem(last=False)
+                self._counts[scope] = [
+                    {int(now / (seconds / _SLICES)): 1} for _, seconds in self._windows
+                ]
+                return None
+            self._counts.move_to_end(scope)
+            longest = 0.0
+            for slices, (events, seconds) in zip(counts, self._windows, strict=True):
+                # Slices that are over count until they are removed: a look is only needed then.
+                if sum(slices.values()) >= events:
+                    longest = max(longest, self._wait(slices, events, seconds, now))
+            if longest > 0:
+                return min(3600, max(1, ceil(longest)))
+            for slices, (_, seconds) in zip(counts, self._windows, strict=True):
+                current = int(now / (seconds / _SLICES))
+                if current not in slices:
+                    for old in [s for s in slices if s <= current - _SLICES]:
+                        del slices[old]
+                slices[current] = slices.get(current, 0) + 1
+        return None
+
     def count(self, scope: str, number: int = 1) -> None:
         """Take note of a new key of ``scope``, or with -1 of one that was none after all."""
         now = self._clock()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import sys
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Final
@@ -162,10 +163,28 @@ async def deliver(
         work = receiver.receive(method, url, headers, body)
     else:
         work = _in_thread(functools.partial(receiver.receive, method, url, headers, body))
-    task = asyncio.get_running_loop().create_task(work)
+    task = _started(work)
+    if task.done():
+        return task.result()
     _running[task] = receiver
     task.add_done_callback(_ended)
     return await asyncio.shield(task)
+
+
+if sys.version_info >= (3, 12):
+
+    def _started(
+        work: Coroutine[Any, Any, WebhookResponse],
+    ) -> asyncio.Task[WebhookResponse]:
+        """A task that has begun already: most duplicates are answered before anybody waits."""
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+
+else:
+
+    def _started(
+        work: Coroutine[Any, Any, WebhookResponse],
+    ) -> asyncio.Task[WebhookResponse]:
+        return asyncio.get_running_loop().create_task(work)
 
 
 def _ended(task: asyncio.Task[WebhookResponse]) -> None:

@@ -174,7 +174,7 @@ class Intake:
             InvalidKeyError: An event has no key.
         """
         sender = self._sender(verdict)
-        items = self.provider.items(delivery.headers, delivery.body)
+        items = self.provider.items(delivery.headers, delivery.body, verdict.payload)
         if len(items) > MAX_ITEMS:
             raise InvalidKeyError(f"a batch of {len(items)} events: at most {MAX_ITEMS} are taken")
         return [self._work(delivery, verdict, sender, item) for item in items]
@@ -210,10 +210,9 @@ class Intake:
         identity, scope = self._scope(sender)
         for limiter, counted in ((self._per_sender, identity), (self._per_key, identity + name)):
             if limiter is not None:
-                wait = limiter.retry_after(counted)
+                wait = limiter.admit(counted)
                 if wait is not None:
                     return Outcome("limited", retry_after=wait)
-                limiter.count(counted)
         mark = _fingerprint(item, delivery.body) if self.compares else b""
         job = Job(Key(scope, name), mark, self.plan, self.codec, self.operation)
         return Work(job, handler, sender, item, delivery)

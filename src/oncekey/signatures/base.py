@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -170,7 +171,7 @@ class Provider(ABC):
         """No secret in it."""
         return f"<{type(self).__name__} {self.name!r} account={self.sender.account!r}>"
 
-    @property
+    @functools.cached_property
     def id_is_signed(self) -> bool:
         """Whether the signature covers the event id; if not, a replay can carry a fresh one."""
         if self._id_place is None:
@@ -231,8 +232,10 @@ class Provider(ABC):
 
     def _genuine(self, delivery: Delivery, proof: Proof) -> Verdict:
         event_id: str | None = None
+        payload = proof.payload
         if self.batch:
-            self._items(delivery.headers, self._payload(delivery, proof))
+            payload = self._payload(delivery, proof)
+            self._items(delivery.headers, payload)
         elif self._id_place is not None:
             payload = self._payload(delivery, proof) if self._id_place.in_body else None
             event_id = self._id_place.read(delivery.headers, payload)
@@ -246,6 +249,7 @@ class Provider(ABC):
             id_is_signed=self.id_is_signed,
             timestamp=proof.timestamp,
             signature=proof.signature,
+            payload=payload,
         )
 
     def _payload(self, delivery: Delivery, proof: Proof) -> Any:
@@ -253,10 +257,11 @@ class Provider(ABC):
 
     # --- events ----------------------------------------------------------------------------
 
-    def items(self, headers: RawHeaders | Headers, body: bytes) -> list[Item]:
+    def items(self, headers: RawHeaders | Headers, body: bytes, payload: Any = None) -> list[Item]:
         """The events of a delivery that was verified: one, or those of a batch.
 
         A body that is no JSON has no payload. One that is JSON by its ``Content-Type`` must be.
+        ``payload`` is the verdict's, where it had to parse the body: it is not parsed again.
 
         Raises:
             UnreadableError: The body can't be read as what it says it is, or can't be split.
@@ -264,7 +269,7 @@ class Provider(ABC):
         fields = headers if isinstance(headers, Headers) else Headers(headers)
         try:
             try:
-                payload = json_body(body)
+                payload = json_body(body) if payload is None else payload
             except Rejection:
                 if self.batch or (body and _says_json(fields)):
                     raise

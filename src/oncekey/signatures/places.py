@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +40,7 @@ class _Part:
     optional: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """A parsed place. ``text`` is how it was written."""
 
@@ -47,7 +48,7 @@ class Place:
     parts: tuple[_Part, ...]
     hashed: bool
 
-    @property
+    @functools.cached_property
     def in_body(self) -> bool:
         """Whether the body must be parsed to read it."""
         return any(not part.names for part in self.parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["CODES", "OK", "Nonce", "Verdict", "VerifiedWebhookSender"]
 
@@ -85,6 +85,7 @@ class Verdict:
         transient: Nothing is known against the delivery, and it can't be verified right now: a key
             set, a certificate or the record of nonces could not be had. Answer 503, so that the
             sender tries again.
+        payload: The parsed body, if it had to be parsed to find the event's id.
     """
 
     ok: bool
@@ -97,6 +98,7 @@ class Verdict:
     signature: str = field(default="", repr=False)
     nonce: Nonce | None = None
     transient: bool = False
+    payload: Any = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.ok
