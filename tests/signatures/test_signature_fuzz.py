@@ -99,6 +99,5 @@ def test_pure_noise_gives_verdicts(
     verdict = scheme(name).provider.verify("POST", url, headers, body)
 
     assert not verdict.ok
-    assert verdict.code.endswith(
-        ("header_missing", "body_malformed", "timestamp_missing", "header_malformed")
-    )
+    # Hypothesis finds names of headers in the source: one of another scheme may be among them.
+    assert verdict.code.endswith(("_missing", "_malformed", "mode_mismatch", "params_incomplete"))
