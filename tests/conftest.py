@@ -21,18 +21,27 @@ settings.load_profile("oncekey")
 HEAVY = (
     "tests/adapters/",
     "tests/contract/test_model_servers",
+    "tests/core/test_canonical_fuzz",
+    "tests/core/test_model",
     "tests/examples/",
     "tests/faults/test_delivery_storm",
     "tests/faults/test_kill_storm_servers",
     "tests/faults/test_redis",
     "tests/functions/",
     "tests/interop/",
+    "tests/receiver/test_refusals",
+    "tests/signatures/test_adcp_fuzz",
+    "tests/signatures/test_signature_fuzz",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
+    "tests/testing/",
     "tests/transactions/",
 )
 LIGHT = (
     "tests/adapters/test_keyed",
+    "tests/functions/test_encryption",
+    "tests/interop/test_mcp",
+    "tests/testing/test_samples",
     "tests/stores/test_redis_contract",
     "tests/transactions/test_every_driver",
 )
