@@ -93,7 +93,7 @@ def test_all_backends_agree_with_the_model(
     run_state_machine_as_test(
         lambda: ServerLockstep(tmp_path),
         settings=settings(
-            max_examples=int(os.environ.get("ONCEKEY_MODEL_RUNS", "25")),
+            max_examples=int(os.environ.get("ONCEKEY_MODEL_RUNS", "15")),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

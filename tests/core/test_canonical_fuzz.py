@@ -25,7 +25,7 @@ from oncekey.errors import CanonicalJSONError
 rfc8785 = pytest.importorskip("rfc8785")
 
 fuzzed = settings(
-    max_examples=1000,
+    max_examples=600,
     deadline=None,
     database=None,
     derandomize=True,

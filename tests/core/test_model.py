@@ -441,7 +441,7 @@ def test_stores_agree_with_the_model(tmp_path: Path) -> None:
     run_state_machine_as_test(
         lambda: Lockstep(tmp_path),
         settings=settings(
-            max_examples=200,
+            max_examples=120,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,
