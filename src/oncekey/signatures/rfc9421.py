@@ -7,6 +7,7 @@ is the stricter profile of AdCP on the same ground.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 import re
@@ -238,7 +239,7 @@ class RFC9421Provider(CheckedProvider):
         self._covers, self._label, self._tag = covers, label, tag
         self._algorithms, self._max_age, self._skew = algorithms, max_age, skew
 
-    @property
+    @functools.cached_property
     def id_is_signed(self) -> bool:
         """Whether every signature must cover the event id."""
         if self._id_place is None:
