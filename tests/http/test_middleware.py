@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from tests.http.doors import JSON, AsgiDoor, Calls, Door, Handled, WsgiDoor
 
-from oncekey import MemoryBackend, MemoryStore, PolicyError, StoreUnavailableError
+from oncekey import (
+    MemoryBackend,
+    MemoryStore,
+    PolicyError,
+    StoreUnavailableError,
+    current_claim,
+)
+from oncekey.encryption import Keyring, encrypted
 from oncekey.http import Answer
 from oncekey.testing import ManualClock
 
@@ -488,3 +495,38 @@ def test_wrong_options_are_named(make: Make) -> None:
         with pytest.raises(PolicyError):
             make(Calls(), **bad)
     assert dataclasses.is_dataclass(make(Calls()).real.app.rules.settings)
+
+
+def test_stored_answers_can_be_encrypted(make: Make, store: Any) -> None:
+    """Over an encrypted store replays are the same, and nothing readable lies in the records."""
+    pytest.importorskip("cryptography")
+    seen: list[bytes] = []
+    complete = store.complete
+
+    def look(*args: Any) -> Any:
+        seen.append(args[3])
+        return complete(*args)
+
+    store.complete = look
+    door = make(
+        lambda _: (200, [JSON], b'{"card":"4242"}'), encrypted(store, Keyring([Keyring.generate()]))
+    )
+    first, again = door.post(), door.post()
+    assert (first.body, again.body, again.replayed) == (b'{"card":"4242"}', first.body, True)
+    assert len(seen) == 1
+    assert b"4242" not in seen[0]
+
+
+def test_handlers_can_derive_keys_for_other_services(make: Make) -> None:
+    """The claim of a request is there for its handler, and gives the same key on every attempt."""
+    keys: list[str] = []
+
+    def handler(body: bytes) -> Handled:
+        keys.append(current_claim().downstream_key("stripe"))
+        return (500 if len(keys) == 1 else 200), [JSON], b"{}"
+
+    door = make(handler)
+    door.post()
+    door.post()
+    door.post("key-2")
+    assert keys[0] == keys[1] != keys[2]

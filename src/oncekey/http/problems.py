@@ -21,7 +21,6 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "key-invalid": (400, "The idempotency key can't be used"),
     "key-reused": (422, "The idempotency key was used for another request"),
     "in-flight": (409, "A request with this idempotency key is being handled"),
-    "key-expired": (422, "The idempotency key is too old"),
     "body-too-large": (413, "The body is too large to be guarded by an idempotency key"),
     "body-malformed": (400, "The body can't be read"),
     "caller-unknown": (401, "An idempotency key needs an authenticated caller"),
@@ -33,7 +32,6 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
 _STRIPE: Final[dict[str, tuple[int, str, str]]] = {
     "key-reused": (400, "idempotency_error", "idempotency_key_reused"),
     "in-flight": (409, "idempotency_error", "idempotency_key_in_use"),
-    "key-expired": (400, "idempotency_error", "idempotency_key_expired"),
     "store-unavailable": (503, "api_error", "idempotency_unavailable"),
 }
 

@@ -20,7 +20,6 @@ from oncekey.errors import (
     AnswerOmittedError,
     ClaimLostError,
     IdempotencyConflictError,
-    IdempotencyExpiredError,
     IdempotencyInFlightError,
     OncekeyError,
     PolicyError,
@@ -265,10 +264,6 @@ class Rules:
                 "The first request with this key has not been answered yet. Send the same request "
                 "again to get its answer.",
                 retry_after=seconds,
-            )
-        if isinstance(error, IdempotencyExpiredError):
-            return Refusal(
-                "key-expired", f"Look up what became of it, then send a fresh {self.header}."
             )
         if isinstance(error, AnswerOmittedError):
             return Refusal(

@@ -42,7 +42,8 @@ class Settings:
             mark commit together.
         on: Where that transaction is, if not on the store's own connections.
         namespace: Sets receivers that share a store apart.
-        per_key: At most so many deliveries of one key in so many seconds. ``None``: any number.
+        per_key: At most so many deliveries of one key in so many seconds, counted in each process.
+            ``None``: any number.
         per_sender: The same for one sender.
         publishers: A stable identity for each key id, so that a rotated key stays one sender.
         dead_letters: Called with what a handler gave up by ``PermanentError``.
