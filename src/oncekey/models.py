@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from oncekey.errors import InvalidKeyError
 
@@ -20,6 +21,7 @@ __all__ = [
     "Terms",
     "Verdict",
     "check_text",
+    "identity_text",
 ]
 
 MAX_KEY_LENGTH = 1024
@@ -55,6 +57,34 @@ def check_text(value: str, what: str, limit: int = MAX_KEY_LENGTH) -> str:
                 "decode it properly or pass a digest"
             ) from None
     return value
+
+
+def identity_text(value: object, what: str) -> str:
+    """Who somebody is, as text that no other identity has: ``1``, ``"1"`` and ``b"1"`` differ.
+
+    Text stands for itself, unless it looks like one of the others; those begin with their type.
+
+    Raises:
+        InvalidKeyError: It is no text, integer, UUID or bytes, is empty or too long, holds a NUL,
+            or is not valid Unicode.
+    """
+    if isinstance(value, str):
+        text = str.__str__(value)  # what an enum of strings holds, not its name
+        typed = text.startswith(("str:", "int:", "uuid:", "bytes:"))
+        return check_text(f"str:{text}" if typed else text, what)
+    if isinstance(value, UUID):
+        return f"uuid:{value}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() > 1024:
+            raise InvalidKeyError(f"{what} is a number of more than 1024 bits: pass an id")
+        return f"int:{int(value)}"
+    if isinstance(value, bytes) and value:
+        return check_text(f"bytes:{value.hex()}", what)
+    shown = "empty bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+    raise InvalidKeyError(
+        f"{what} must be a non-empty str, an int, a UUID or bytes, got {shown}: pass the id of "
+        "the user, not the object"
+    )
 
 
 class State(IntEnum):
