@@ -40,12 +40,13 @@ def test_the_reference_example_is_verified() -> None:
         (f"v1,{'A' * 43}= {KNOWN}", "ok"),
         (f"v2,anything {KNOWN}", "ok"),
         (f"v1a,AAAA {KNOWN}", "ok"),
-        (f"v1,!!!! {KNOWN}", "header_malformed"),
-        (f"{KNOWN} v1,AAAA", "header_malformed"),
+        (f"v1,!!!! {KNOWN}", "ok"),
+        (f"{KNOWN} v1,AAAA", "ok"),
+        (f"v1 {KNOWN}", "ok"),
         ("v1a,AAAA", "header_malformed"),
         (" ".join([f"v1,{'A' * 43}="] * 31 + [KNOWN]), "ok"),
         (" ".join([f"v1,{'A' * 43}="] * 32 + [KNOWN]), "header_malformed"),
-        (f"{KNOWN}  {KNOWN}", "header_malformed"),
+        (f"{KNOWN}  {KNOWN}", "ok"),
         (KNOWN.replace(",", "="), "header_malformed"),
         (KNOWN.removeprefix("v1,"), "header_malformed"),
         ("v2,anything", "header_malformed"),
@@ -54,7 +55,7 @@ def test_the_reference_example_is_verified() -> None:
     ],
 )
 def test_the_list_of_signatures(signature: str, code: str) -> None:
-    """Unknown versions are skipped; the list is bounded; a token without a version is malformed."""
+    """Tokens are judged one by one; the list is bounded; one must be a signature."""
     assert verify(known(signature=signature)) == code
 
 

@@ -28,23 +28,28 @@ GOOD = hex_mac(f"{STAMP}.".encode() + BODY)
         (f"t={STAMP},v1={GOOD}", "ok"),
         (f"v1={GOOD},t={STAMP}", "ok"),
         (f"t={STAMP},v1={'0' * 64},v1={GOOD}", "ok"),
-        (f"t={STAMP},v1=short,v1={GOOD}", "header_malformed"),
-        (f"t={STAMP},v1={GOOD}t={STAMP},v1={GOOD}", "header_malformed"),
+        (f"t={STAMP},v1=short,v1={GOOD}", "ok"),
+        (f"t={STAMP},v1={GOOD}t={STAMP},v1={GOOD}", "ok"),
         (f"t={STAMP},v0={'0' * 64},v2=x=y,v1={GOOD}", "ok"),
         (f"t={STAMP}," + ",".join([f"v1={'0' * 64}"] * 15) + f",v1={GOOD}", "ok"),
         (f"t={STAMP}," + ",".join([f"v1={'0' * 64}"] * 16) + f",v1={GOOD}", "header_malformed"),
         (f"t={STAMP},v1={'0' * 64}", "signature_mismatch"),
         (f"t={STAMP},v0={GOOD}", "header_malformed"),
         (f"t={STAMP},t={STAMP},v1={GOOD}", "header_malformed"),
-        (f"t={STAMP},v1={GOOD},", "header_malformed"),
-        (f"t={STAMP}, v1={GOOD}", "header_malformed"),
+        (f"t={STAMP},v1={GOOD},", "ok"),
+        (f"t={STAMP},v1,v1={GOOD},v1=\xe9", "ok"),
+        (f"t={STAMP}," + "v1=abc," * 40 + f"v1={GOOD}", "ok"),
+        (f"t={STAMP},v1=abc", "header_malformed"),
+        (f"t={STAMP}, v1={GOOD}", "ok"),
+        (f" t={STAMP},\tv1={GOOD}", "ok"),
+        (f"t ={STAMP}, v1={GOOD}", "timestamp_missing"),
         (f"t={STAMP},v1={GOOD.upper()}", "header_malformed"),
         (f"t={STAMP},v1={GOOD},t={STAMP}", "header_malformed"),
         (f"v1={GOOD}", "timestamp_missing"),
     ],
 )
 def test_stripe_header(header: str, code: str) -> None:
-    """Several v1, other schemes and any order are fine; one timestamp, and at least one v1."""
+    """Entries are judged one by one: one timestamp, and at least one v1 that can be read."""
     verdict = make("stripe").verify("POST", URL, {"stripe-signature": header}, BODY, now=NOW)
 
     assert verdict.code == code

@@ -150,15 +150,15 @@ class HmacProvider(Provider):
             texts = [value[len(self._prefix) :]]
         else:
             stamp, texts = self._split_pairs(value, *self._pairs)
-        fitting: list[bytes] = []
-        for text in texts:
-            raw = decode(text, self._encoding)
-            if raw is None or len(raw) != self._size:
-                raise Rejection(
-                    "header_malformed",
-                    f"{self._names[0]} holds no {self._encoding} of {self._size} bytes",
-                )
-            fitting.append(raw)
+        # Each entry on its own: one that is malformed, or of a scheme to come, voids no other.
+        raws = [decode(text, self._encoding) for text in texts]
+        fitting = [raw for raw in raws if raw is not None and len(raw) == self._size]
+        if not 1 <= len(fitting) <= _MOST_SIGNATURES:
+            raise Rejection(
+                "header_malformed",
+                f"{self._names[0]} must hold the {self._encoding} of {self._size} bytes, at most "
+                f"{_MOST_SIGNATURES} of them",
+            )
         return stamp, fitting
 
     def _split_pairs(
@@ -167,9 +167,7 @@ class HmacProvider(Provider):
         stamps: list[str] = []
         texts: list[str] = []
         for pair in value.split(separator):
-            name, equals, content = pair.partition("=")
-            if not equals:
-                raise Rejection("header_malformed", f"{self._names[0]} must be like {self._form}")
+            name, _, content = pair.lstrip(" \t").partition("=")
             # Other names are schemes of the past or of the future: ignored, as documented.
             if name == stamp_name:
                 stamps.append(content)
@@ -177,11 +175,10 @@ class HmacProvider(Provider):
                 texts.append(content)
         if not stamps:
             raise Rejection("timestamp_missing", f"{self._names[0]} has no {stamp_name}=")
-        if len(stamps) > 1 or not 1 <= len(texts) <= _MOST_SIGNATURES:
+        if len(stamps) > 1 or not texts:
             raise Rejection(
                 "header_malformed",
-                f"{self._names[0]} must hold one {stamp_name}= and 1 to {_MOST_SIGNATURES} "
-                f"{signature_name}=",
+                f"{self._names[0]} must hold one {stamp_name}= and at least one {signature_name}=",
             )
         return stamps[0], texts
 

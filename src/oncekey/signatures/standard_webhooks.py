@@ -106,25 +106,19 @@ class StandardWebhooksProvider(Provider):
         return Proof(self._matching(message, given), timestamp)
 
     def _given(self, value: str) -> list[tuple[str, bytes]]:
-        tokens = value.split(" ")
+        """The signatures, each token on its own: one that can't be read voids no other."""
         given: list[tuple[str, bytes]] = []
-        for token in tokens:
-            version, comma, text = token.partition(",")
-            if not comma or len(tokens) > _MOST_SIGNATURES:
-                raise Rejection(
-                    "header_malformed",
-                    "the signature header must be like v1,BASE64 with a space between several, at "
-                    f"most {_MOST_SIGNATURES}",
-                )
-            if version not in _SIZES:
-                continue  # of the past or of the future
+        for token in value.split(" "):
+            version, _, text = token.partition(",")
             raw = decode(text, "base64")
-            if raw is not None and len(raw) == _SIZES[version]:
+            if raw is not None and len(raw) == _SIZES.get(version):
                 given.append((version, raw))
-            elif self._shared if version == "v1" else self._public:
-                raise Rejection("header_malformed", f"a {version} signature is not well-formed")
-        if not given:
-            raise Rejection("header_malformed", "the signature header holds no v1 or v1a signature")
+        if not 1 <= len(given) <= _MOST_SIGNATURES:
+            raise Rejection(
+                "header_malformed",
+                "the signature header must hold a v1 or v1a signature, like v1,BASE64 with a space "
+                f"between several, at most {_MOST_SIGNATURES}",
+            )
         return given
 
     def _matching(self, message: bytes, given: list[tuple[str, bytes]]) -> str:
