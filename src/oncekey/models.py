@@ -166,8 +166,11 @@ class Key:
 
     @property
     def shown(self) -> str:
-        """The first characters of the name, few enough to log."""
-        return self.name[:8]
+        """What stands for the key in logs: the first twelve hex digits of its digest.
+
+        Nothing of the name, which its sender chose: it may be short, private, or hold a line end.
+        """
+        return self.digest.hex()[:12]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Key) and other.name == self.name and other.scope == self.scope

@@ -232,7 +232,7 @@ class _Dedup:
     def _unrecorded(self, key: Key, error: Exception) -> bool:
         emit(EventKind.STORE_ERROR, key, "check_and_record", error=type(error).__name__)
         logger.warning(
-            "webhook dedup failed (scope=%s key=%s…), the event is processed and a copy of it "
+            "webhook dedup failed (scope=%s key=%s), the event is processed and a copy of it "
             "may be too: %s",
             key.scope.hash,
             key.shown,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 
 import pytest
 
@@ -70,17 +71,40 @@ def test_every_kind_is_told(clock: ManualClock) -> None:
 
 
 def test_events_are_frozen_and_hide_secrets() -> None:
-    """At most eight characters of a key, a hash of the scope, and nothing can be changed."""
+    """Hashes of key and scope, and nothing can be changed."""
     told: list[Event] = []
     with subscribe(told.append):
         SyncWebhookDedupStore(MemoryStore()).check_and_record("secret-sender", KEY)
     [event] = told
     assert event.kind is EventKind.FIRST
-    assert event.key == KEY[:8]
+    assert re.fullmatch(r"[0-9a-f]{12}", event.key)
+    assert KEY[:4] not in repr(event)
     assert "secret" not in repr(event)
     assert len(event.scope) == 12
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.key = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("key", ["o-1", "order\nforged line", "jo@x.org", "card\r\n\x1b[2J"])
+def test_no_part_of_a_key_is_logged(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Short keys, private ones and those with line ends: log lines hold a hash, on one line."""
+
+    class Down(MemoryStore):
+        def first_seen(self, *args: object) -> bool:  # type: ignore[override]
+            raise StoreError("down")
+
+        def complete(self, *args: object) -> bool:  # type: ignore[override]
+            raise StoreError("down")
+
+    caplog.set_level(logging.DEBUG)
+    with log_events():
+        SyncWebhookDedupStore(Down()).check_and_record("sender", key)
+        with pytest.raises(StoreError), Once(Down(), scope="s").guard(key):
+            pass
+    assert caplog.messages
+    for line in caplog.messages:
+        assert line.isprintable()
+        assert key.split(maxsplit=1)[0] not in line
 
 
 def test_store_errors_are_told() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.signatures.cases import NOW, SECRET, URL, make
 
+from oncekey.cli import main
 from oncekey.cli import providers as providers_command
 from oncekey.cli import send as send_command
 from oncekey.cli import sign as sign_command
@@ -88,7 +89,11 @@ def test_what_sign_prints_is_verified(body: str, capfdbinary: Any) -> None:
     "arguments, message",
     [
         (("stripe", "FILE"), "secret= is empty"),
-        (("stripe", "--secret-env", "NOT_SET", "FILE"), "NOT_SET is not set"),
+        (("stripe", "--secret-env", "NOT_SET", "FILE"), "--secret-env takes the name"),
+        (("stripe", "--secret-env", SECRET, "FILE"), "--secret-env takes the name"),
+        (("stripe", "--option", f"secret={SECRET}", "FILE"), "--secret-env NAME"),
+        (("stripe", "--option", f"signing_key={SECRET}", "FILE"), "--signing-key-env NAME"),
+        (("stripe", "--option", SECRET, "FILE"), "NAME=VALUE"),
         (("stripe", "--secret-env", "HOOK_SECRET", "/no/such/file"), "can't be read"),
         (("stripe", "--secret-env", "HOOK_SECRET", "--option", "x", "FILE"), "NAME=VALUE"),
         (("stripe", "--secret-env", "HOOK_SECRET", "--option", "x=1", "FILE"), "no option x"),
@@ -103,6 +108,23 @@ def test_wrong_calls_are_named(arguments: tuple[str, ...], message: str, body: s
     with pytest.raises(PolicyError, match=message) as caught:
         run("sign", *[body if one == "FILE" else one for one in arguments])
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--secret", SECRET), (f"--secret={SECRET}",), ("--signing-key", SECRET), ("--x", SECRET)],
+)
+def test_options_are_not_abbreviated_and_not_repeated(
+    arguments: tuple[str, ...], body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A secret behind what looks like an option for it is refused, and stays out of the error."""
+    for command in (("sign", "stripe"), ("send", "http://localhost:1", "stripe")):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, body, *arguments])
+        assert ended.value.code == 2
+        told = capsys.readouterr().err
+        assert "no option --" in told
+        assert SECRET not in told
 
 
 class Endpoint:

@@ -86,6 +86,57 @@ def test_a_line_holds_the_whole_delivery_and_no_secret(file: Path, clock: Manual
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 
 
+def test_credentials_by_any_name_are_left_out(file: Path) -> None:
+    """API keys, tokens and sessions, in headers and in the query; those asked for are kept."""
+    hidden = [
+        "X-Api-Key",
+        "apikey",
+        "X-Auth-Token",
+        "X-Session-Id",
+        "X-Client-Secret",
+        "X-Goog-Jwt",
+    ]
+    headers = dict.fromkeys(hidden, "s3cret") | {"X-Gitlab-Token": "asked for", "X-Other": "kept"}
+    query = "a=b&token=s3cret&access_token=s3cret&api%5Fkey=s3cret&password=s3cret&page=2"
+    with Recorder(file, keep=["X-GitLab-Token"]) as recorder:
+        recorder.add("POST", f"https://me:s3cret@host/hooks?{query}", headers, b"{}")
+    [row] = rows(file)
+    assert {name for name, _ in row["headers"]} == {"x-gitlab-token", "x-other"}
+    assert row["url"].startswith("https://host/hooks?a=b&token=left-out&")
+    assert row["url"].endswith("&page=2")
+    assert "s3cret" not in file.read_text()
+
+
+@pytest.mark.parametrize("name", list(providers()))
+def test_what_a_signature_needs_is_kept(name: str, file: Path) -> None:
+    """A recorded delivery of any provider has all of the headers that it was signed with."""
+    if name.startswith(("adcp", "rfc9421", "custom")):
+        wanted = {"signature", "signature-input", "content-digest"}
+        delivery = [("Signature", "x"), ("Signature-Input", "y"), ("Content-Digest", "z")]
+        with Recorder(file) as recorder:
+            recorder.add("POST", "https://host/", delivery, b"")
+    else:
+        sent = sample(name)
+        wanted = {field.lower() for field in dict(sent.headers)}
+        with Recorder(file) as recorder:
+            recorder.add(*sent)
+    assert {field for field, _ in rows(file)[0]["headers"]} == wanted
+
+
+def test_a_recording_is_its_owners_alone(tmp_path: Path) -> None:
+    """A file that others could read no longer is; a link is refused, wherever it leads."""
+    readable = tmp_path / "old.jsonl"
+    readable.touch(0o644)
+    Recorder(readable).close()
+    assert stat.S_IMODE(os.stat(readable).st_mode) == 0o600
+    victim, link = tmp_path / "victim", tmp_path / "link.jsonl"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    with pytest.raises(PolicyError, match="is a link"):
+        Recorder(link)
+    assert victim.read_text() == "mine"
+
+
 def test_a_recorded_receiver_is_the_same_receiver(file: Path) -> None:
     """Handlers that are added later count for both; the first one is not recorded."""
     charged: list[str] = []

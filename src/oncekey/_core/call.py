@@ -118,7 +118,7 @@ def _not_recorded(job: Job, error: StoreError) -> None:
     """The handler succeeded, the store did not: warn, so that it is never silent."""
     emit(EventKind.STORE_ERROR, job.key, job.operation, error=type(error).__name__)
     logger.warning(
-        "%s succeeded but its outcome could not be recorded (scope=%s key=%s…): %s. "
+        "%s succeeded but its outcome could not be recorded (scope=%s key=%s): %s. "
         "A retry with this key may run it again",
         job.operation,
         job.key.scope.hash,

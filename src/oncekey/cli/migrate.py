@@ -43,11 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.url:
         raise StoreConfigError("give the URL of a database, or --sql to print the statements")
-    scheme = arguments.url.partition("://")[0]
-    if not scheme.startswith("postgres"):
-        raise StoreConfigError(
-            f"{scheme}:// needs no migration: only postgresql:// has tables to make beforehand"
-        )
+    if not arguments.url.startswith("postgres"):
+        raise StoreConfigError("only postgresql:// has tables to make beforehand")
     from oncekey.stores.postgres import open_sync
 
     with open_sync(arguments.url, {}) as store:

@@ -72,7 +72,7 @@ def _check(arguments: argparse.Namespace) -> None:
     except ValueError:
         usable = False
     if not usable:
-        raise PolicyError(f"{arguments.url!r} is no URL to send to; write it like http://host/path")
+        raise PolicyError("that is no URL to send to; write it like http://host/path")
     if not 1 <= arguments.times <= MOST_COPIES or not 1 <= arguments.at_once <= 256:
         raise PolicyError(f"--times must be 1 to {MOST_COPIES}, and --at-once 1 to 256")
     if not arguments.timeout > 0:

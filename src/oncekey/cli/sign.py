@@ -16,6 +16,8 @@ from oncekey.errors import PolicyError
 if TYPE_CHECKING:
     from oncekey.signatures import Provider, SignedRequest
 
+_SECRET_OPTIONS = {"secret": "--secret-env", "signing_key": "--signing-key-env"}
+
 __all__ = ["add_signing_options", "add_to", "bodies", "make_provider", "sign_body"]
 
 
@@ -95,7 +97,13 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
     for one in arguments.option:
         name, equals, value = one.partition("=")
         if not equals:
-            raise PolicyError(f"--option {one!r}: write it as NAME=VALUE")
+            raise PolicyError("--option: write it as NAME=VALUE")
+        if name in _SECRET_OPTIONS:
+            raise PolicyError(
+                f"--option {name}=: a secret in a command can be read by all of this machine. "
+                f"Put it into an environment variable, and give that one's name: "
+                f"{_SECRET_OPTIONS[name]} NAME"
+            )
         options[name] = value
     if arguments.secret_env:
         options["secret"] = _from_environment("--secret-env", arguments.secret_env)
@@ -140,5 +148,8 @@ def bodies(files: list[str]) -> Iterator[bytes]:
 def _from_environment(option: str, name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise PolicyError(f"{option} {name}: the environment variable {name} is not set")
+        # Not named: it may be the secret itself, typed where its variable's name belongs.
+        raise PolicyError(
+            f"{option} takes the name of an environment variable, and the one given is not set"
+        )
     return value

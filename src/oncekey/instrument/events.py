@@ -1,6 +1,6 @@
 """One stream of frozen events. Free when nobody listens: an ``if`` on an empty tuple.
 
-Events hold no secrets: at most eight characters of a key, and a hash of its scope.
+Events hold no secrets: hashes of the key and of its scope, and nothing that a sender wrote.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Event:
         kind: What.
         operation: The guarded function or the store method.
         scope: A hash of the key's scope.
-        key: At most the first eight characters of the key.
+        key: The first twelve hex digits of the key's digest, as the store has it.
         duration: Seconds that it took: a claim, a handler with its completion, or a wait.
         fence: The fence of the claim, where there is one.
         attempts: How many claims of this key were won so far.

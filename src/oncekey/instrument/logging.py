@@ -1,4 +1,4 @@
-"""Events as log lines: at most eight characters of a key, and a hash of the scope."""
+"""Events as log lines: hashes of the key and of its scope, and nothing that a sender wrote."""
 
 from __future__ import annotations
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import inspect
 import io
 import json
 import logging
 import os
+import re
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 from oncekey.errors import PolicyError
 from oncekey.signatures.delivery import Headers
@@ -27,8 +30,19 @@ logger = logging.getLogger("oncekey")
 
 T = TypeVar("T")
 
-# Who sends them can't be known from a webhook, so they are somebody's own; a signature is not.
-DROPPED: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+# Names with one of these words hold somebody's credentials; those of signatures don't.
+CREDENTIALS: Final = re.compile(
+    r"(^|[^a-z])((x|access|api|app|auth|client)?(auth|authentication|authorization|cookie|"
+    r"credentials?|jwt|key|passw(or)?d|pwd|secret|session|sid|token))(id)?([^a-z]|$)"
+)
+# No secrets, for all their names: ids, and what a signature was made with.
+HARMLESS: Final = frozenset(
+    {
+        *("i-twilio-idempotency-token", "idempotency-key", "x-idempotency-key"),
+        *("paypal-auth-algo", "paypal-auth-version"),
+    }
+)
+LEFT_OUT: Final = "left-out"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
@@ -36,12 +50,17 @@ class Recorder:
     """Writes deliveries to a file of JSON lines, as they come, and passes them on.
 
     Bodies are recorded whole: the file, which only its owner can read, may hold what your senders
-    know of your customers. ``Authorization`` and ``Cookie`` fields are left out. A delivery that
-    can't be written is logged and passed on all the same.
+    know of your customers. Header fields and values in the query whose names speak of credentials
+    (``Authorization``, ``Cookie``, ``X-Api-Key``, ``?token=``) are left out, and so is a login in
+    the URL. A delivery that can't be written is logged and passed on all the same.
 
     Args:
-        path: The file; lines are added to it.
+        path: The file; lines are added to it. It must not be a link.
+        keep: Names of header fields and query parameters to record all the same.
         clock: Seconds since 1970, for the time that a delivery came.
+
+    Raises:
+        PolicyError: The path is a link, or a file of somebody else's.
 
     Example:
         >>> from oncekey.receiver import WebhookReceiver
@@ -55,12 +74,16 @@ class Recorder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
+        self._keep = HARMLESS | {name.lower() for name in keep}
+        self._file = os.fdopen(_private(path), "a", encoding="utf-8")
 
     def wrap(self, target: T) -> T:
         """The same receiver, app or function, recorded.
@@ -89,8 +112,8 @@ class Recorder:
         fields = headers if isinstance(headers, Headers) else Headers(headers)
         line = {
             "method": method,
-            "url": url,
-            "headers": [pair for pair in fields.items() if pair[0] not in DROPPED],
+            "url": self._without_credentials(url),
+            "headers": [pair for pair in fields.items() if not self._hidden(pair[0])],
             "body": base64.b64encode(body).decode(),
             "received": self._clock(),
         }
@@ -100,6 +123,21 @@ class Recorder:
                 self._file.flush()
         except (OSError, ValueError):
             logger.exception("a delivery could not be recorded")
+
+    def _hidden(self, name: str) -> bool:
+        name = name.lower()
+        return name not in self._keep and CREDENTIALS.search(name) is not None
+
+    def _without_credentials(self, url: str) -> str:
+        whole, mark, query = url.partition("?")
+        scheme, slashes, rest = whole.partition("://")
+        host, slash, path = rest.partition("/")
+        pieces = [
+            f"{name}={LEFT_OUT}" if equals and self._hidden(unquote_plus(name)) else piece
+            for piece in query.split("&")
+            for name, equals, _ in [piece.partition("=")]
+        ]
+        return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}{mark}{'&'.join(pieces)}"
 
     def close(self) -> None:
         """Close the file."""
@@ -180,6 +218,29 @@ class Recorder:
             await app(scope, passed_on, send)
 
         return wrapped
+
+
+def _private(path: str | os.PathLike[str]) -> int:
+    """Open a file for its owner alone, also if it was there before; never through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        opened = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PolicyError(
+                f"{os.fspath(path)} is a link: name the file that deliveries are to be written to"
+            ) from None
+        raise
+    try:
+        if stat.S_IMODE(os.fstat(opened).st_mode) & 0o077:
+            os.fchmod(opened, 0o600)
+    except PermissionError:
+        os.close(opened)
+        raise PolicyError(
+            f"{os.fspath(path)} belongs to somebody else, who could read the deliveries: name a "
+            "file of your own"
+        ) from None
+    return opened
 
 
 def recorded(path: str | os.PathLike[str]) -> list[SignedDelivery]:
