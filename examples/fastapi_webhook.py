@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Response
 
-from oncekey.adapters.fastapi import as_response, received, webhook_lifespan
+from oncekey.adapters.fastapi import received, webhook_lifespan
 from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookResponse
 from oncekey.signatures import hmac_provider
 
@@ -56,11 +56,12 @@ def create_app(
     app = FastAPI(lifespan=webhook_lifespan(receiver))
 
     # app.include_router(webhook_router(receiver, "/webhook")) is all it takes. An endpoint of your
-    # own can look at the outcome: by now the event is handled, and that is recorded.
+    # own can look at the outcome: by now the event is handled, and that is recorded. What was not
+    # handled does not get here: it is answered with the receiver's 4xx or 5xx.
     @app.post("/webhook")
     async def webhook(
         result: Annotated[WebhookResponse, Depends(received(receiver))],
     ) -> Response:
-        return Response(result.outcome) if result.status == 200 else as_response(result)
+        return Response(result.outcome)
 
     return app

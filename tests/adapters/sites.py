@@ -105,7 +105,7 @@ def fastapi_dependency(hooks: Hooks) -> App:
     app = FastAPI(lifespan=closing(hooks))
 
     def add(hook: Hook) -> None:
-        receive = Depends(fastapi_adapter.received(hook.receiver))
+        receive = Depends(fastapi_adapter.received(hook.receiver, raises=False))
 
         @app.post(hook.path)
         async def endpoint(result: WebhookResponse = receive) -> FastAPIResponse:

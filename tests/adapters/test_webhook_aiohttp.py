@@ -29,6 +29,8 @@ def serving(hook: Hook) -> Iterator[str]:
         received = await receive_webhook(request, hook.receiver)
         response = as_response(received)
         response.headers["X-Outcome"] = received.outcome
+        if received.status == 200:  # it can be read once more
+            assert (await request.json())["type"] == "paid"
         return response
 
     app = web.Application()

@@ -116,6 +116,59 @@ async def test_dependency_is_done_before_the_endpoint() -> None:
     assert hook.ids("evt") == ["evt_1"]
 
 
+@pytest.mark.parametrize("raises", [True, False])
+async def test_what_was_not_handled_is_never_a_200(raises: bool) -> None:
+    """The receiver's status and headers go out before the endpoint runs, unless that is waived."""
+    hook = make_hook("async", per_key=(2, 60))
+    hook.failing.add("evt_1")
+    app = FastAPI()
+    seen: list[str] = []
+
+    @app.post(hook.path)
+    async def endpoint(
+        result: Annotated[WebhookResponse, Depends(received(hook.receiver, raises=raises))],
+    ) -> dict[str, bool]:
+        seen.append(result.outcome)
+        return {"taken": True}
+
+    failed = await post(app, hook, "evt_1")
+    forged = await post(app, hook, "evt_1", **{"Stripe-Signature": f"t=1,v1={'0' * 64}"})
+    taken = await post(app, hook, "evt_1")
+    limited = await post(app, hook, "evt_1")
+    answers = [failed, forged, taken, limited]
+    if not raises:
+        assert seen == ["failed", "rejected", "handled", "limited"]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        return
+    assert seen == ["handled"]
+    assert [answer.status_code for answer in answers] == [500, 401, 200, 429]
+    assert failed.json()["detail"]["error"] == "failed"
+    assert "Signature" in forged.headers["WWW-Authenticate"]
+    assert int(limited.headers["Retry-After"]) >= 1
+    assert limited.headers.get_list("content-type") == ["application/json"]
+
+
+async def test_the_body_stays_readable_after_the_dependency() -> None:
+    """An endpoint may read the request once more, for a first copy and for every retry."""
+    hook = make_hook("async", max_body_bytes=100)
+    app = FastAPI()
+
+    @app.post(hook.path)
+    async def endpoint(
+        request: Request,
+        result: Annotated[WebhookResponse, Depends(received(hook.receiver))],
+    ) -> dict[str, Any]:
+        assert await request.body() == signed(hook, "evt_1").body
+        return {"id": (await request.json())["id"], "outcome": result.outcome}
+
+    answers = [await post(app, hook, "evt_1") for _ in range(2)]
+    assert [answer.json() for answer in answers] == [
+        {"id": "evt_1", "outcome": "handled"},
+        {"id": "evt_1", "outcome": "duplicate"},
+    ]
+    assert (await post(app, hook, "evt_" + "2" * 100)).status_code == 413
+
+
 async def test_dependency_in_several_places() -> None:
     """Asked for twice in one request, the receiver gets the delivery once."""
     hook = make_hook("async")

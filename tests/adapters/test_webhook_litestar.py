@@ -68,6 +68,7 @@ async def test_handler_of_ones_own() -> None:
         received = await receive_webhook(request, hook.receiver)
         response = as_response(received)
         response.headers["X-Outcome"] = received.outcome
+        assert (await request.json())["type"] == "paid"  # it can be read once more
         return response
 
     app = Litestar([own])

@@ -77,7 +77,8 @@ async def receive_webhook(request: web.Request, receiver: AnyReceiver) -> Webhoo
     """Give a request to a receiver, for a handler that looks at the outcome itself.
 
     Args:
-        request: Its body may have been read as a whole before.
+        request: Its body may have been read as a whole before, and can still be afterwards, unless
+            it was too long.
         receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
 
     Returns:
@@ -90,6 +91,8 @@ async def receive_webhook(request: web.Request, receiver: AnyReceiver) -> Webhoo
         body = await read_chunks(_chunks(request), most, request.headers.get("Content-Length"))
     except (OSError, web.RequestPayloadError):  # gone, or compressed in a way that can't be read
         return CUT_SHORT
+    if len(body) <= most:
+        request._read_bytes = body  # for whoever reads it afterwards
     target = request.raw_path
     url = f"{request.scheme}://{request.host}{target}" if target.startswith("/") else target
     return await deliver(receiver, request.method, url, request.raw_headers, body)

@@ -34,12 +34,15 @@ async def counted(result: Annotated[WebhookResponse, Depends(received(receiver))
 ```
 
 Everything is done before the endpoint runs: what it raises comes too late to undo the handler, and
-the sender's retry is then a duplicate. Give such an endpoint no parameters that a request can fail
-to have, since a 422 is no answer that a sender understands.
+the sender's retry is then a duplicate. What was not handled never gets there: the receiver's 4xx or
+5xx is raised as an ``HTTPException``, so that no endpoint answers 200 to a bad signature. Give such
+an endpoint no parameters that a request can fail to have, since a 422 is no answer that a sender
+understands.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -51,7 +54,7 @@ from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
 try:
-    from fastapi import APIRouter, Request, Response
+    from fastapi import APIRouter, HTTPException, Request, Response
     from fastapi.routing import APIRoute
 except ImportError as error:
     raise missing("FastAPI", "fastapi") from error
@@ -119,13 +122,19 @@ def webhook_router(
     return router
 
 
-def received(receiver: AnyReceiver) -> Callable[[Request], Awaitable[WebhookResponse]]:
+def received(
+    receiver: AnyReceiver, *, raises: bool = True
+) -> Callable[[Request], Awaitable[WebhookResponse]]:
     """A dependency that gives the request to a receiver, and what came of it to the endpoint.
 
-    Used in several places of one request, it does its work once.
+    Used in several places of one request, it does its work once. ``request.body()`` and
+    ``request.json()`` still work in the endpoint.
 
     Args:
         receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+        raises: Raise an ``HTTPException`` with the receiver's status, headers and, as its detail,
+            answer where that is no 2xx. ``False``: the endpoint runs for those too, and must
+            return ``as_response`` of what it got, or the sender takes them for handled.
 
     Returns:
         A function for ``Depends``. It gives a ``WebhookResponse``: return ``as_response`` of it.
@@ -140,7 +149,10 @@ def received(receiver: AnyReceiver) -> Callable[[Request], Awaitable[WebhookResp
         seen: dict[AnyReceiver, WebhookResponse] = request.scope.setdefault(_SEEN, {})
         if receiver not in seen:
             seen[receiver] = await receive_webhook(request, receiver)
-        return seen[receiver]
+        answer = seen[receiver]
+        if raises and answer.status >= 300:
+            raise HTTPException(answer.status, json.loads(answer.body), dict(answer.headers))
+        return answer
 
     return dependency
 

@@ -90,7 +90,8 @@ async def receive_webhook(
     """Give a request to a receiver, for a handler that looks at the outcome itself.
 
     Args:
-        request: Its body may have been read before.
+        request: Its body may have been read before, and can still be read afterwards, unless it
+            was too long.
         receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
 
     Returns:
@@ -105,6 +106,8 @@ async def receive_webhook(
         if not request.is_connected:  # "stream consumed"
             raise
         return CUT_SHORT
+    if len(body) <= most:
+        request._body = body  # for whoever reads it afterwards
     headers = request.scope["headers"]
     return await deliver(receiver, request.method, request_url(dict(request.scope)), headers, body)
 

@@ -80,7 +80,8 @@ async def receive_webhook(request: Request, receiver: AnyReceiver) -> WebhookRes
     """Give a request to a receiver, for an endpoint that looks at the outcome itself.
 
     Args:
-        request: Its body may have been read as a whole before, but not parsed as a form.
+        request: Its body may have been read as a whole before, but not parsed as a form. It can
+            still be read afterwards, unless it was too long.
         receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
 
     Returns:
@@ -106,6 +107,8 @@ async def receive_webhook(request: Request, receiver: AnyReceiver) -> WebhookRes
             "the body was parsed before the receiver saw it: leave form and file parameters out, "
             "and read event.payload or event.body in the handler"
         ) from error
+    if len(body) <= most:
+        request._body = body  # for whoever reads it afterwards
     return await deliver(
         receiver, request.method, request_url(request.scope), request.headers.raw, body
     )
