@@ -30,6 +30,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreReadOnlyError",
+    "StoreTimeoutError",
     "StoreUnavailableError",
     "TransactionRefusedError",
     "UnsupportedAnswerError",
@@ -309,6 +310,22 @@ class StoreUnavailableError(StoreError):
 
     code = "STORE_UNAVAILABLE"
     retryable = True
+
+
+class StoreTimeoutError(StoreUnavailableError):
+    """The store did not answer within the deadline of a call.
+
+    Attributes:
+        outcome_known: True: the call was not made, nothing changed. False: it may have been
+            carried out; the same call by the same owner is safe to repeat.
+    """
+
+    code = "STORE_TIMEOUT"
+    outcome_known: bool = False
+
+    def __init__(self, message: str, *, outcome_known: bool = False) -> None:
+        super().__init__(message)
+        self.outcome_known = outcome_known
 
 
 class StoreFullError(StoreError):
