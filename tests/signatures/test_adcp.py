@@ -734,7 +734,7 @@ def test_a_publisher_outlives_its_keys(publisher: Any) -> None:
     for request in (signed(), rotated.sign("POST", URL, {}, BODY, now=NOW)):
         sender = found.verify(*request, now=NOW).sender
         assert sender is not None
-        assert sender.as_sender_identity() == "publisher:seller.example"
+        assert sender.as_sender_identity() == "adcp::publisher:seller.example"
 
 
 @pytest.mark.parametrize("publisher", [None, {}, lambda _: None])

@@ -84,8 +84,19 @@ def test_svix_takes_either_family_but_no_mixture() -> None:
     assert svix.verify("POST", URL, renamed, body, now=NOW).event_id == "msg_1"
     mixed = {**headers, "webhook-id": headers.pop("svix-id")}
     del mixed["svix-id"]
-    assert svix.verify("POST", URL, mixed, body, now=NOW).code == "header_missing"
+    assert svix.verify("POST", URL, mixed, body, now=NOW).code == "header_malformed"
     assert make("standard-webhooks").verify("POST", URL, headers, body).code == "header_missing"
+
+
+@pytest.mark.parametrize("part", ["id", "timestamp", "signature"])
+def test_an_unsigned_family_can_not_rename_a_signed_delivery(part: str) -> None:
+    """Captured ``svix-*`` headers sent as ``webhook-*``, with any ``svix-id`` beside: refused."""
+    svix = make("svix")
+    _, _, headers, body = signed("svix")
+    renamed = {name.replace("svix-", "webhook-"): value for name, value in headers.items()}
+    for fields, added in ((renamed, f"svix-{part}"), (headers, f"Webhook-{part.title()}")):
+        verdict = svix.verify("POST", URL, {**fields, added: "msg_fresh"}, body, now=NOW)
+        assert (verdict.code, verdict.event_id) == ("header_malformed", None)
 
 
 def test_key_pairs_sign_v1a() -> None:

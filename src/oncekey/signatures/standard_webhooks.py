@@ -88,10 +88,7 @@ class StandardWebhooksProvider(Provider):
             self._shared.append(raw)
 
     def _prove(self, delivery: Delivery, now: float) -> Proof:
-        family = next(
-            (one for one in self._families if f"{one}-signature" in delivery.headers),
-            self._families[0],
-        )
+        family = self._family(delivery.headers)
         given = self._given(one_header(delivery.headers, f"{family}-signature"))
         event_id = one_header(delivery.headers, f"{family}-id")
         if not _ID.fullmatch(event_id):
@@ -104,6 +101,18 @@ class StandardWebhooksProvider(Provider):
         self._check_clock(timestamp, now)
         message = f"{event_id}.{stamp}.".encode() + delivery.body
         return Proof(self._matching(message, given), timestamp)
+
+    def _family(self, headers: Headers) -> str:
+        """The one family that the headers are of, so that what is read is what was proven."""
+        named = [
+            family
+            for family in self._families
+            if any(f"{family}-{part}" in headers for part in (*_PARTS, "signature"))
+        ]
+        if len(named) > 1:
+            both = " and ".join(f"{family}-*" for family in named)
+            raise Rejection("header_malformed", f"send headers of one family, not {both}")
+        return named[0] if named else self._families[0]
 
     def _given(self, value: str) -> list[tuple[str, bytes]]:
         """The signatures, each token on its own: one that can't be read voids no other."""

@@ -48,12 +48,13 @@ class VerifiedWebhookSender:
     def as_sender_identity(self) -> str:
         """The name to dedup under: it stays the same when a secret or key is rotated.
 
-        The publisher where one is mapped; else provider and account; else the key itself.
+        Provider and account are always part of it: no tenant's event is another's duplicate. Then
+        the publisher where one is mapped, else the key itself where there is no account.
         """
         parts: tuple[str, ...] = (self.provider, self.account)
         if self.publisher:
-            parts = ("publisher", self.publisher)
-        if not self.publisher and not self.account and self.key_id:
+            parts = (self.provider, self.account, "publisher", self.publisher)
+        elif self.key_id and not self.account:
             parts = (self.provider, "key", self.key_id)
         return ":".join(part.replace("%", "%25").replace(":", "%3A") for part in parts)
 
