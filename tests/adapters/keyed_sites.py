@@ -4,7 +4,8 @@
 
 Every one has the same URLs: ``/charges`` makes a charge and answers 201, ``/missing`` answers 404
 in the framework's own way, ``/broken`` fails, ``/upload`` takes a form with a file, ``/stream``
-answers in parts. What handlers do is noted in a file, since workers share nothing else.
+answers in parts, and ``/paths/`` takes any path below it. What handlers do is noted in a file,
+since workers share nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.adapters.webhook_sites import ROOT, Site, run_django, run_gunicorn
 from oncekey import SQLiteBackend, SQLiteStore
 
 HEADERS = {"X-Shop": "yes", "Set-Cookie": "session=1", "Location": "/charges/1"}
+BELOW = "paths/<path:rest>"  # as Django writes it
 PARTS = [b"one,", b"two,", b"three"]
 urlpatterns: list[Any] = []
 
@@ -104,8 +106,14 @@ def starlette_routes() -> list[Any]:
         note("stream")
         return StreamingResponse(iter(PARTS), media_type="text/plain")
 
+    async def paths(request: Request) -> Response:
+        return Response(status_code=204)
+
     views = (charges, missing, broken, upload, stream)
-    return [Route(f"/{view.__name__}", view, methods=["POST"]) for view in views]
+    return [
+        Route("/paths/{rest:path}", paths, methods=["POST"]),
+        *(Route(f"/{view.__name__}", view, methods=["POST"]) for view in views),
+    ]
 
 
 def asgi() -> Any:
@@ -182,10 +190,14 @@ def aiohttp(decorated: bool) -> Any:
             await response.write(part)
         return response
 
+    async def paths(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=204)
+
     app = web.Application(middlewares=[] if decorated else [idempotency(keys)])
-    for view in (charges, missing, broken, upload, stream):
+    for view in (charges, missing, broken, upload, stream, paths):
         handler = idempotent(keys)(view) if decorated else view
-        app.router.add_post(f"/{view.__name__}", handler)
+        below = "/{rest:.*}" if view is paths else ""
+        app.router.add_post(f"/{view.__name__}{below}", handler)
     return app
 
 
@@ -231,6 +243,11 @@ def flask(decorated: bool) -> Any:
         note("stream")
         return library.Response(iter(PARTS), mimetype="text/plain")
 
+    @app.post("/paths/<path:rest>")
+    @guard
+    def paths(rest: str) -> Any:
+        return "", 204
+
     if not decorated:
         app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, keys)
     return app
@@ -272,7 +289,13 @@ def django(kind: str) -> None:
 
 def django_views() -> dict[str, Any]:
     from django.db import connection
-    from django.http import Http404, HttpRequest, JsonResponse, StreamingHttpResponse
+    from django.http import (
+        Http404,
+        HttpRequest,
+        HttpResponse,
+        JsonResponse,
+        StreamingHttpResponse,
+    )
 
     from oncekey.adapters.django import idempotent
 
@@ -307,11 +330,21 @@ def django_views() -> dict[str, Any]:
         note("stream")
         return StreamingHttpResponse(iter(PARTS), content_type="text/plain")
 
-    return {v.__name__: v for v in (charges, missing, broken, upload, stream)}
+    @guard
+    def paths(request: HttpRequest, rest: str) -> Any:
+        return HttpResponse(status=204)
+
+    return {BELOW: paths} | {v.__name__: v for v in (charges, missing, broken, upload, stream)}
 
 
 def async_views() -> dict[str, Any]:
-    from django.http import Http404, HttpRequest, JsonResponse, StreamingHttpResponse
+    from django.http import (
+        Http404,
+        HttpRequest,
+        HttpResponse,
+        JsonResponse,
+        StreamingHttpResponse,
+    )
 
     from oncekey.adapters.django import idempotent
 
@@ -347,7 +380,11 @@ def async_views() -> dict[str, Any]:
 
         return StreamingHttpResponse(parts(), content_type="text/plain")
 
-    return {v.__name__: v for v in (charges, missing, broken, upload, stream)}
+    @guard
+    async def paths(request: HttpRequest, rest: str) -> Any:
+        return HttpResponse(status=204)
+
+    return {BELOW: paths} | {v.__name__: v for v in (charges, missing, broken, upload, stream)}
 
 
 def drf_views() -> dict[str, Any]:
@@ -392,7 +429,12 @@ def drf_views() -> dict[str, Any]:
             note("stream")
             return StreamingHttpResponse(iter(PARTS), content_type="text/plain")
 
-    return {v.__name__.lower(): v.as_view() for v in (Charges, Missing, Broken, Upload, Stream)}
+    class Paths(Guarded):
+        def post(self, request: Any, rest: str) -> Any:
+            return Response(status=204)
+
+    views = (Charges, Missing, Broken, Upload, Stream)
+    return {BELOW: Paths.as_view()} | {v.__name__.lower(): v.as_view() for v in views}
 
 
 def main(kind: str, fd: str) -> None:

@@ -48,7 +48,11 @@ def litestar_app(store: Any, charge: Any, note: Any, parts: Any, headers: Any) -
         note("stream")
         return Stream(iter(parts), media_type="text/plain")
 
-    return Litestar([charges, missing, broken, upload, stream])
+    @post("/paths/{rest:path}", middleware=keys, status_code=204)
+    async def paths() -> None:
+        pass
+
+    return Litestar([charges, missing, broken, upload, stream, paths])
 
 
 def fastapi_app(store: Any, charge: Any, note: Any, parts: Any, headers: Any) -> FastAPI:
@@ -80,6 +84,10 @@ def fastapi_app(store: Any, charge: Any, note: Any, parts: Any, headers: Any) ->
     async def stream() -> StreamingResponse:
         note("stream")
         return StreamingResponse(iter(parts), media_type="text/plain")
+
+    @router.post("/paths/{rest:path}", status_code=204)
+    async def paths() -> None:
+        pass
 
     app = FastAPI()
     app.include_router(router)

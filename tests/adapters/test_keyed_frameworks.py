@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import socket
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.adapters.keyed_sites import KINDS, Site, serve
+
+from oncekey.http.fingerprint import fingerprint
 
 COPIES = 16
 _numbers = itertools.count()
@@ -170,3 +175,49 @@ def test_streamed_answers_are_replayed_or_known_as_done(shop: Shop) -> None:
     else:
         assert again.text == "one,two,three"
     assert site.notes("effects").count("stream") - before == 1
+
+
+TARGETS = {
+    "/paths/caf%C3%A9": b"/paths/caf%C3%A9",
+    "/paths/th%c3%a9": b"/paths/th%C3%A9",
+    "/paths/a%3Fb": b"/paths/a%3Fb",
+    "/paths/a?b": b"/paths/a?b",
+    "/paths/%7Euser/a%20b%25c?q=%C3%A9&r=%3F": b"/paths/~user/a%20b%25c?q=%C3%A9&r=%3F",
+}
+
+
+def test_every_way_in_sees_the_same_target(shop: Shop) -> None:
+    """A path is told alike by every server and framework, so that a retry may reach another."""
+    _, site, client = shop
+    for sent in TARGETS:
+        url = httpx.URL(site.url).copy_with(raw_path=sent.encode())
+        assert client.post(url, headers={"Idempotency-Key": fresh()}).status_code == 204
+    with contextlib.closing(sqlite3.connect(site.folder / "keys.db")) as database:
+        found = {row[0] for row in database.execute("SELECT fingerprint FROM oncekey_records")}
+    for sent, target in TARGETS.items():
+        assert fingerprint("auto", "POST", target, "", "", b"", 1) in found, sent
+
+
+def test_a_broken_body_never_reaches_the_handler(shop: Shop) -> None:
+    """A chunk that is none, and a body shorter than its length: a 400 at most, and no effect."""
+    kind, site, _ = shop
+    where = httpx.URL(site.url)
+    before = site.notes("effects")
+    for length, body in (
+        ("Transfer-Encoding: chunked", b'14\r\n{"order": "broken-1"}\r\nzz\r\n\r\n'),
+        ("Content-Length: 100", b'{"order": "broken-2"}'),
+    ):
+        if kind in ("django", "drf") and "chunked" in length:
+            continue  # Django's own server knows no chunks
+        head = (
+            f"POST /charges HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: {fresh()}\r\n"
+            f"Content-Type: application/json\r\nConnection: close\r\n{length}\r\n\r\n"
+        )
+        with socket.create_connection((where.host, where.port), timeout=60) as connection:
+            connection.sendall(head.encode() + body)
+            connection.shutdown(socket.SHUT_WR)
+            reply = connection.makefile("rb").read()
+        assert not reply or reply.split()[1] == b"400", reply
+        if kind.startswith("flask"):
+            assert b"body-malformed" in reply
+    assert site.notes("effects") == before

@@ -15,9 +15,10 @@ from tests.adapters.hooks import PATIENCE, Hook, make_hook, signed
 from tests.adapters.sites import listening, no_errors, serve_asgi
 
 from oncekey.adapters import _webhooks
-from oncekey.adapters._webhooks import deliver, read_chunks, read_stream, webhook_lifespan
+from oncekey.adapters._webhooks import deliver, webhook_lifespan
 from oncekey.adapters.asgi import WebhookApp, request_url
 from oncekey.errors import OncekeyError
+from oncekey.http.body import read_chunks, read_stream
 
 # The app alone
 

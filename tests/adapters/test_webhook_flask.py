@@ -21,7 +21,8 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from oncekey import BackendMismatchError, MemoryStore, OncekeyError, PolicyError
 from oncekey.adapters import flask as flask_adapter
 from oncekey.adapters.flask import Webhooks, as_response, receive_webhook, webhook_view
-from oncekey.adapters.wsgi import WebhookApp, request_body, request_url
+from oncekey.adapters.wsgi import WebhookApp, request_url
+from oncekey.http.body import wsgi_body
 from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookReceiver
 
 STRIPE = made("stripe")
@@ -305,7 +306,7 @@ def test_no_more_is_read_than_is_taken(length: str) -> None:
     """Of a body that is too long, or has no end, no more than the limit and a byte is read."""
     body = Endless()
     environ = {"wsgi.input": body, "CONTENT_LENGTH": length, "wsgi.input_terminated": True}
-    assert len(request_body(environ, 70_000)) == 70_001
+    assert len(wsgi_body(environ, 70_000)) == 70_001
     assert body.given <= 70_001
 
 
@@ -313,13 +314,13 @@ def test_no_more_is_read_than_is_taken(length: str) -> None:
 def test_a_body_without_a_length_is_read_only_where_the_server_ends_it(length: str) -> None:
     """Without ``wsgi.input_terminated`` a read could wait for ever, so there is none."""
     environ = {"wsgi.input": Endless(), "CONTENT_LENGTH": length}
-    assert request_body(environ, 100) == b""
+    assert wsgi_body(environ, 100) == b""
     environ = {
         "wsgi.input": io.BytesIO(b"all of it"),
         "CONTENT_LENGTH": length,
         "wsgi.input_terminated": True,
     }
-    assert request_body(environ, 100) == b"all of it"
+    assert wsgi_body(environ, 100) == b"all of it"
 
 
 def test_an_answer_without_content() -> None:

@@ -33,8 +33,9 @@ from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
 from oncekey.adapters._webhooks import CUT_SHORT, AnyReceiver, deliver, missing, read_chunks
 from oncekey.http.answer import Answer
-from oncekey.http.problems import Refusal
-from oncekey.http.routes import AsyncRoutes, Facts, Seen, fields_of
+from oncekey.http.facts import facts_of
+from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.routes import AsyncRoutes, Seen, fields_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -188,31 +189,27 @@ def idempotent(
 async def _guarded(
     routes: AsyncRoutes, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
-    headers = request.headers
-    facts = Facts(
-        request.method,
-        request.path,
-        request.raw_path.encode("utf-8", "surrogateescape"),
-        headers.getall(routes.rules.header, []),
-        headers.get("Content-Type", ""),
-        "",  # aiohttp has decompressed the body
-        headers.get("Authorization"),
-        headers.get("Content-Length"),
-        request,
-    )
-    if _GUARDED in request:
+    if _GUARDED in request or request.method not in routes.rules.methods:
         return await handler(request)
+    target = request.raw_path.encode("utf-8", "surrogateescape")
+    facts = facts_of(
+        request.method,
+        target,
+        request.headers.items(),
+        routes.rules.header,
+        request,
+        encoding="",  # aiohttp has decompressed the body
+    )
     try:
         key = routes.key(facts)
         if key is None:
             return await handler(request)
         most = routes.rules.settings.max_body_bytes
         body = await read_chunks(_chunks(request), most, facts.length)
-        routes.rules.check_length(len(body))
     except Refusal as no:
         return _answered(routes.refused(no))
     except (OSError, web.RequestPayloadError):
-        return _answered(routes.refused(Refusal("body-malformed", "The body ended too early.")))
+        return _answered(routes.refused(ENDED_EARLY))
     _put_back(request, body)
     request[_GUARDED] = True
 

@@ -23,7 +23,7 @@ signs URLs its ``public_url``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -31,15 +31,14 @@ from oncekey.adapters._webhooks import (
     CUT_SHORT,
     NOT_ALLOWED,
     AnyReceiver,
-    ClientGoneError,
     close_receiver,
     deliver,
-    read_chunks,
     settle,
     webhook_lifespan,
 )
 from oncekey.errors import OncekeyError
 from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.body import ClientGoneError, asgi_body
 from oncekey.receiver import WebhookResponse
 
 __all__ = ["IdempotencyMiddleware", "WebhookApp", "request_url", "webhook_lifespan"]
@@ -100,7 +99,7 @@ class WebhookApp:
         declared = next((value for name, value in headers if name == b"content-length"), None)
         most = self._receiver.settings.max_body_bytes
         try:
-            body = await read_chunks(_chunks(receive), most, declared)
+            body = await asgi_body(receive, most, declared)
         except ClientGoneError:
             return CUT_SHORT  # nobody reads it, but middleware in front wants some answer
         return await deliver(self._receiver, "POST", request_url(scope), headers, body)
@@ -140,16 +139,6 @@ def _authority(scope: Scope, scheme: str) -> str:
         return "localhost"
     host = f"[{host}]" if ":" in host else host
     return str(host) if port == _DEFAULT_PORTS.get(scheme) else f"{host}:{port}"
-
-
-async def _chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        more = message.get("more_body", False)
-        yield message.get("body", b"")
 
 
 async def _send(send: Send, response: WebhookResponse, method: str) -> None:

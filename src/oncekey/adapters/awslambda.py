@@ -37,15 +37,16 @@ import re
 from collections.abc import Callable, Mapping
 from http.client import responses
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from oncekey.abc import Store
 from oncekey.adapters._webhooks import NOT_ALLOWED
 from oncekey.adapters.wsgi import PATH_SAFE, check_sync
 from oncekey.errors import InvalidRequestError
 from oncekey.http.answer import Answer
+from oncekey.http.facts import facts_of
 from oncekey.http.problems import Refusal
-from oncekey.http.routes import Facts, Routes, Seen, fields_of
+from oncekey.http.routes import Routes, Seen, fields_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 
@@ -224,19 +225,13 @@ def _guarded(
     routes: Routes, event: Mapping[str, Any], handler: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     found = _request(event)
-    fields: dict[str, str] = {name.lower(): value for name, value in found.headers}
-    wanted = routes.rules.header.lower()
-    parts = urlsplit(found.url)
-    facts = Facts(
+    facts = facts_of(
         found.method,
-        parts.path,
-        (f"{parts.path}?{parts.query}" if parts.query else parts.path).encode(),
-        [value for name, value in found.headers if name.lower() == wanted],
-        fields.get("content-type", ""),
-        fields.get("content-encoding", ""),
-        fields.get("authorization"),
-        str(len(found.body)),
+        found.url.encode("utf-8", "surrogatepass"),
+        found.headers,
+        routes.rules.header,
         event,
+        length=str(len(found.body)),
     )
     try:
         key = routes.key(facts)

@@ -49,22 +49,15 @@ from oncekey.adapters._webhooks import (
     CUT_SHORT,
     NOT_ALLOWED,
     AnyReceiver,
-    ClientGoneError,
     deliver,
     missing,
 )
 from oncekey.errors import BackendMismatchError
 from oncekey.http.answer import Answer
-from oncekey.http.problems import Refusal
-from oncekey.http.routes import (
-    ENDED_EARLY,
-    AsyncRoutes,
-    Facts,
-    Routes,
-    Seen,
-    fields_of,
-    wsgi_facts,
-)
+from oncekey.http.body import ClientGoneError, declared_length, whole_body, wsgi_body
+from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
+from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.routes import AsyncRoutes, Routes, Seen, fields_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
@@ -166,13 +159,13 @@ def _raw_body(request: HttpRequest, most: int) -> bytes:
         ClientGoneError: It can't be read, or there is less of it than its length says.
         OncekeyError: It was read in another way before, and is lost.
     """
-    declared = (request.META.get("CONTENT_LENGTH") or "").encode("latin-1", "replace")
+    declared = request.META.get("CONTENT_LENGTH") or ""
     environ = getattr(request, "environ", {})
-    if not declared.isdigit() and environ.get("wsgi.input_terminated"):
-        return wsgi.request_body(environ, most)  # Django takes a body without a length for empty
+    if declared_length(declared) is None and environ.get("wsgi.input_terminated"):
+        return wsgi_body(environ, most)  # Django takes a body without a length for empty
     if request._read_started and not hasattr(request, "_body"):
         return wsgi.lost_body(request.content_type, "let that read request.body")
-    return wsgi.whole_body(request.read, most, declared)
+    return whole_body(request.read, most, declared)
 
 
 def _answer(response: WebhookResponse) -> HttpResponse:
@@ -289,24 +282,12 @@ def _atomic(view: Callable[..., Any], outside: frozenset[str]) -> Callable[..., 
 
 def _keyed(routes: Routes | AsyncRoutes, request: Any) -> tuple[str, Facts, bytes] | Answer | None:
     """Key, facts and body of a request; an answer to a refused one; ``None``: not guarded."""
-    header = routes.rules.header
-    meta = request.META
     try:
-        facts = wsgi_facts(
-            {
-                **meta,
-                "REQUEST_METHOD": request.method,
-                "SCRIPT_NAME": "",
-                "PATH_INFO": request.path,
-            },
-            header,
-            request,
-        )
+        facts = _facts(routes, request)
         key = None if getattr(request, _MARK, False) else routes.key(facts)
         if key is None:
             return None
         body = _raw_body(request, routes.rules.settings.max_body_bytes)
-        routes.rules.check_length(len(body))
     except ClientGoneError:
         return routes.refused(ENDED_EARLY)
     except Refusal as no:
@@ -316,6 +297,14 @@ def _keyed(routes: Routes | AsyncRoutes, request: Any) -> tuple[str, Facts, byte
         request._body = body
         request._stream = BytesIO(body)
     return key, facts, body
+
+
+def _facts(routes: Routes | AsyncRoutes, request: Any) -> Facts:
+    rules = routes.rules
+    if hasattr(request, "scope"):
+        return asgi_facts(request.scope, rules.header_name, request)
+    # Django has decoded the path in its environ.
+    return wsgi_facts(request.environ, rules.header, request, request.path.encode())
 
 
 def _seen(response: Any, most: int) -> Seen[HttpResponse]:

@@ -36,18 +36,14 @@ from io import BytesIO
 from typing import Any, Final, TypeVar
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED, ClientGoneError, missing
-from oncekey.adapters.wsgi import (
-    check_sync,
-    lost_body,
-    request_body,
-    request_headers,
-    request_url,
-)
+from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED, missing
+from oncekey.adapters.wsgi import check_sync, lost_body, request_headers, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer, Fields
-from oncekey.http.problems import Refusal
-from oncekey.http.routes import ENDED_EARLY, Routes, Seen, fields_of, wsgi_facts
+from oncekey.http.body import ClientGoneError, wsgi_body
+from oncekey.http.facts import wsgi_facts
+from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.routes import Routes, Seen, fields_of
 from oncekey.http.settings import Settings
 from oncekey.http.wsgi import MARK
 from oncekey.receiver import WebhookReceiver, WebhookResponse
@@ -281,7 +277,7 @@ def _raw_body(request: Request, receiver: WebhookReceiver) -> bytes:
 
 def _read_body(request: Request, most: int) -> bytes:
     if "stream" not in vars(request):  # nobody has asked for it yet
-        body = request_body(request.environ, most)
+        body = wsgi_body(request.environ, most)
         request.environ["wsgi.input"] = BytesIO(body)  # for whoever wants to parse it too
         return body
     body = request.get_data(cache=False)
@@ -344,7 +340,6 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
             body = request.get_data()
         else:
             body = _read_body(request, routes.rules.settings.max_body_bytes)
-        routes.rules.check_length(len(body))
     except ClientGoneError:
         return _answered(routes.refused(ENDED_EARLY))
     except Refusal as no:

@@ -20,13 +20,14 @@ middleware such as werkzeug's ``ProxyFix``, or give a provider that signs URLs i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http.client import responses
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
-from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED, ClientGoneError, read_stream
+from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED
 from oncekey.errors import BackendMismatchError, OncekeyError
+from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.wsgi import IdempotencyMiddleware
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 
@@ -37,7 +38,6 @@ __all__ = [
     "IdempotencyMiddleware",
     "WebhookApp",
     "check_sync",
-    "request_body",
     "request_headers",
     "request_url",
 ]
@@ -76,7 +76,7 @@ class WebhookApp:
         if method != "POST":
             return NOT_ALLOWED
         try:
-            body = request_body(environ, self.receiver.settings.max_body_bytes)
+            body = wsgi_body(environ, self.receiver.settings.max_body_bytes)
         except ClientGoneError:
             return CUT_SHORT
         return self.receiver.receive(method, request_url(environ), request_headers(environ), body)
@@ -150,37 +150,6 @@ def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
         if environ.get(name):
             found[name] = environ[name]
     return {name.replace("_", "-"): value for name, value in found.items()}
-
-
-def request_body(environ: WSGIEnvironment, most: int) -> bytes:
-    """The raw bytes of the body; for one longer than ``most``, other bytes that are longer.
-
-    A body without a length is read only where the server ends it (``wsgi.input_terminated``).
-
-    Raises:
-        ClientGoneError: It can't be read, or there is less of it than its length says.
-    """
-    declared = _octets(environ.get("CONTENT_LENGTH") or "")
-    if not declared.isdigit():
-        if not environ.get("wsgi.input_terminated"):
-            return b""
-        declared = b""
-    return whole_body(environ["wsgi.input"].read, most, declared)
-
-
-def whole_body(read: Callable[[int], bytes], most: int, declared: bytes) -> bytes:
-    """Read a body of ``declared`` bytes, or of any number if that is empty.
-
-    Raises:
-        ClientGoneError: It can't be read, or there is less of it.
-    """
-    try:
-        body = read_stream(read, most, declared or None)
-    except OSError as error:
-        raise ClientGoneError from error
-    if len(body) <= most and declared.isdigit() and len(body) < int(declared):
-        raise ClientGoneError
-    return body
 
 
 def lost_body(content_type: str | None, instead: str) -> bytes:

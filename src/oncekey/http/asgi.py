@@ -17,8 +17,10 @@ from oncekey._core.flows import Claim
 from oncekey.abc import AsyncStore
 from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
+from oncekey.http.body import ClientGoneError, asgi_body
+from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal
-from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.stores.urls import aconnect
 
@@ -33,10 +35,6 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
 
 MARK: Final = "oncekey.http"  # in the scope of a request that is guarded already
-# What is looked at in the headers of a request, beside the key.
-FACTS: Final = frozenset(
-    {b"authorization", b"content-encoding", b"content-length", b"content-type"}
-)
 # Ways to answer that go past ``send``, so that the answer could not be recorded.
 BYPASSES: Final = frozenset(
     {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
@@ -93,39 +91,26 @@ class IdempotencyMiddleware:
         self.app = app
         self.store, checked = ready(store, settings, options)
         self.rules = Rules(checked)
-        self._name = self.rules.header_name
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         rules = self.rules
-        if (
-            scope["type"] != "http"
-            or scope["method"] not in rules.methods
-            or MARK in scope
-            or not rules.guards(scope["method"], scope["path"])
-        ):
+        if scope["type"] != "http" or scope["method"] not in rules.methods or MARK in scope:
             await self.app(scope, receive, send)
             return
-        given: list[bytes] = []  # the key, unless somebody sent two
-        fields: dict[bytes, bytes] = {}
-        header = self._name
-        for name, value in scope["headers"]:
-            if name == header:
-                given.append(value)
-            elif name in FACTS:
-                fields[name] = value
+        facts = asgi_facts(scope, rules.header_name, scope)
         try:
-            key = rules.key(given)
-            if key is None:
-                await self.app(scope, receive, send)
-                return
-            found = await self._job(key, scope, fields, receive)
+            key = rules.key(facts)
+            if key is not None:
+                job, body = await self._job(key, facts, receive)
         except Refusal as no:
             await _send(send, rules.refusal(no))
             return
-        if found is None:
-            return  # the client hung up before its request was complete: nothing was begun
-        job, body = found
+        except ClientGoneError:
+            return  # before its request was complete: nothing was begun
+        if key is None:
+            await self.app(scope, receive, send)
+            return
         local = rules.local
         answer = None if local is None else local.get(job)
         if answer is None:
@@ -144,51 +129,17 @@ class IdempotencyMiddleware:
                 local.put(job, answer)
         await _send(send, rules.replay(answer))
 
-    async def _job(
-        self, key: str, scope: ASGIScope, fields: dict[bytes, bytes], receive: Receive
-    ) -> tuple[Job, bytes] | None:
+    async def _job(self, key: str, facts: Facts, receive: Receive) -> tuple[Job, bytes]:
         """What is to be done once, and the body."""
         rules = self.rules
-        length = fields.get(b"content-length")
-        if length is not None:
-            rules.check_length(content_length(length))
         named = None
         if rules.settings.scope is not None:
-            named = rules.settings.scope(scope)
+            named = rules.settings.scope(facts.source)
             if inspect.isawaitable(named):
                 named = await named
-        caller = rules.caller(named, fields.get(b"authorization"))
-        body = await self._body(receive)
-        if body is None:
-            return None
-        target: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
-        query = scope.get("query_string")
-        if query:
-            target = b"%b?%b" % (target, query)
-        kind = fields.get(b"content-type", b"").decode("latin-1")
-        encoding = fields.get(b"content-encoding", b"").decode("latin-1")
-        return rules.job(key, caller, scope["method"], target, kind, encoding, body), body
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > self.rules.settings.max_body_bytes:
-                self.rules.check_length(len(body))
-            return body
-        parts, size = [body], len(body)
-        while message.get("more_body", False):
-            self.rules.check_length(size)
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            part = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-        self.rules.check_length(size)
-        return b"".join(parts)
+        caller = rules.caller(named, facts.authorization)
+        body = await asgi_body(receive, rules.settings.max_body_bytes, facts.length)
+        return rules.job(key, caller, facts, body), body
 
     async def _run(
         self,

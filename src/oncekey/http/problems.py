@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from oncekey.http.answer import Answer
 
-__all__ = ["PROBLEMS", "Profile", "Refusal", "problem"]
+__all__ = ["ENDED_EARLY", "PROBLEMS", "Profile", "Refusal", "problem"]
 
 Profile = Literal["ietf", "stripe"]
 
@@ -59,6 +59,9 @@ class Refusal(Exception):
         self.detail = detail
         self.retry_after = retry_after
         self.status = status
+
+
+ENDED_EARLY: Final = Refusal("body-malformed", "The body ended too early.")
 
 
 def problem(refusal: Refusal, profile: Profile, docs_url: str, challenge: str = "") -> Answer:

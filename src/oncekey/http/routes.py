@@ -7,8 +7,8 @@ and sends either the response that the view gave, or the ``Answer`` that this gi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncekey._core.call import (
     CURRENT,
@@ -27,41 +27,16 @@ from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer, Fields
 from oncekey.http.asgi import ready
+from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
-from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.models import ClaimReply
 from oncekey.stores.urls import connect
 
-__all__ = ["ENDED_EARLY", "AsyncRoutes", "Facts", "Routes", "Seen", "fields_of", "wsgi_facts"]
+__all__ = ["AsyncRoutes", "Routes", "Seen", "fields_of"]
 
 R = TypeVar("R")
-
-
-class Facts(NamedTuple):
-    """A request, as an adapter sees it.
-
-    Attributes:
-        method: Such as ``POST``.
-        path: For the ``applies`` option.
-        target: Path and query as they were sent.
-        keys: Every value of the key's header.
-        content_type: The ``Content-Type`` header, or nothing.
-        encoding: The ``Content-Encoding`` header, or nothing.
-        authorization: The ``Authorization`` header.
-        length: The declared length of the body.
-        source: The framework's request, which the ``scope`` option is called with.
-    """
-
-    method: str
-    path: str
-    target: bytes
-    keys: Sequence[bytes | str]
-    content_type: str
-    encoding: str
-    authorization: bytes | str | None
-    length: bytes | str | None
-    source: Any
 
 
 class Seen(NamedTuple, Generic[R]):
@@ -79,27 +54,6 @@ def fields_of(pairs: Iterable[tuple[str, str]]) -> Fields:
     )
 
 
-ENDED_EARLY: Final = Refusal("body-malformed", "The body ended too early.")
-
-
-def wsgi_facts(environ: dict[str, Any], header: str, source: Any) -> Facts:
-    """A request of WSGI. A server has joined a header that came twice, which is no key then."""
-    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-    query = environ.get("QUERY_STRING", "")
-    key = environ.get("HTTP_" + header.upper().replace("-", "_"))
-    return Facts(
-        environ["REQUEST_METHOD"],
-        path,
-        (f"{path}?{query}" if query else path).encode("utf-8", "surrogateescape"),
-        [] if key is None else [key],
-        environ.get("CONTENT_TYPE", ""),
-        environ.get("HTTP_CONTENT_ENCODING", ""),
-        environ.get("HTTP_AUTHORIZATION"),
-        environ.get("CONTENT_LENGTH"),
-        source,
-    )
-
-
 class _Routes:
     """What both forms share."""
 
@@ -112,31 +66,14 @@ class _Routes:
         Raises:
             Refusal: Answer this instead, by ``refused``. The body need not be read.
         """
-        rules = self.rules
-        if not rules.guards(facts.method, facts.path):
-            return None
-        key = rules.key(facts.keys)
-        if key is not None:
-            rules.check_length(content_length(facts.length))
-        return key
+        return self.rules.key(facts)
 
     def refused(self, no: Refusal) -> Answer:
         """The answer to a refusal."""
         return self.rules.refusal(no)
 
     def _job(self, key: str, facts: Facts, named: Any, body: bytes) -> Job:
-        rules = self.rules
-        rules.check_length(len(body))
-        caller = rules.caller(named, facts.authorization)
-        return rules.job(
-            key,
-            caller,
-            facts.method,
-            facts.target,
-            facts.content_type,
-            facts.encoding,
-            body,
-        )
+        return self.rules.job(key, self.rules.caller(named, facts.authorization), facts, body)
 
     def _local(self, job: Job) -> Answer | None:
         found = None if self.rules.local is None else self.rules.local.get(job)

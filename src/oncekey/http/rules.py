@@ -11,7 +11,6 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any, Final
 
 from oncekey._core.call import Job, refusal
@@ -26,6 +25,8 @@ from oncekey.errors import (
     StoreError,
 )
 from oncekey.http.answer import Answer, AnswerCodec
+from oncekey.http.body import declared_length
+from oncekey.http.facts import Facts
 from oncekey.http.fingerprint import fingerprint
 from oncekey.http.header import read_key
 from oncekey.http.problems import Refusal, problem
@@ -33,13 +34,14 @@ from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope, Verdict, check_text
 from oncekey.policy import milliseconds
 
-__all__ = ["REPLAYED", "LocalAnswers", "Rules", "content_length", "settings_of"]
+__all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
 
 logger = logging.getLogger("oncekey")
 
 REPLAYED: Final = (b"idempotent-replayed", b"true")
 EXPOSED: Final = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
 MAX_SCOPES: Final = 10_000
+MAX_HOST: Final = 262  # characters of a name and its port
 UNAVAILABLE_RETRY: Final = 5  # seconds
 
 
@@ -68,7 +70,7 @@ class Rules:
         self.local = LocalAnswers(settings) if settings.cache_entries else None
         self._plan = Plan.of(settings.policy())
         self._codec = AnswerCodec()
-        self._scopes: dict[tuple[str, str], Scope] = {}
+        self._scopes: dict[tuple[str, ...], Scope] = {}
         names = {name.lower() for name in settings.stored_headers} | STORED_HEADERS
         self._stored = frozenset(name.encode() for name in names - NEVER_STORED)
 
@@ -79,12 +81,16 @@ class Rules:
         applies = self.settings.applies
         return method in self.methods and (applies is None or applies(method, path))
 
-    def key(self, values: Sequence[bytes | str]) -> str | None:
-        """The key, out of all values of the header; ``None``: pass the request on unguarded.
+    def key(self, facts: Facts) -> str | None:
+        """The key of a request; ``None``: pass it on unguarded.
 
         Raises:
-            Refusal: There is no key where one is required, or it can't be used.
+            Refusal: There is no key where one is required, it can't be used, or the body is too
+                large. The body need not be read.
         """
+        if not self.guards(facts.method, facts.path):
+            return None
+        values = facts.keys
         if not values and not self.settings.required:
             return None
         name = read_key(values, self.header)
@@ -94,6 +100,8 @@ class Rules:
                 f"Send {self.header} with a fresh UUID for each operation, and the same one when "
                 "you retry it.",
             )
+        if facts.length is not None:
+            self.check_length(declared_length(facts.length) or 0)
         return name
 
     def check_length(self, length: int) -> None:
@@ -130,42 +138,37 @@ class Rules:
             )
         return "anonymous", ""
 
-    def job(
-        self,
-        name: str,
-        caller: tuple[str, str],
-        method: str,
-        target: bytes,
-        content_type: str,
-        encoding: str,
-        body: bytes,
-    ) -> Job:
+    def job(self, name: str, caller: tuple[str, str], facts: Facts, body: bytes) -> Job:
         """What is to be done once.
 
         Raises:
-            Refusal: The body can't be compared.
+            Refusal: The body is too large, or can't be compared.
         """
         settings = self.settings
+        self.check_length(len(body))
         mark = fingerprint(
             settings.fingerprint,
-            method,
-            target,
-            content_type,
-            encoding,
+            facts.method,
+            facts.target,
+            facts.content_type,
+            facts.encoding,
             body,
             settings.max_body_bytes,
         )
-        scope = self._scopes.get(caller)
+        who: tuple[str, ...] = caller
+        if settings.per_host:
+            who = (*caller, "host", facts.host[:MAX_HOST] or "-")
+        scope = self._scopes.get(who)
         if scope is None:
             if len(self._scopes) >= MAX_SCOPES:
                 self._scopes.clear()
-            scope = self._scopes[caller] = Scope("http", settings.namespace, *caller)
+            scope = self._scopes[who] = Scope("http", settings.namespace, *who)
         return Job(
             Key(scope, name),
             mark,
             self._plan,
             self._codec,
-            method,
+            facts.method,
             _is_kept,
             settings.raise_on_persist_error,
         )
@@ -288,14 +291,6 @@ class Rules:
 
 def _is_kept(value: Any) -> bool:
     return value is not None
-
-
-def content_length(raw: bytes | str | None) -> int:
-    """The declared length of a body; 0 where none, or none that can be read, is declared."""
-    try:
-        return int(raw) if raw else 0
-    except ValueError:
-        return 0
 
 
 class LocalAnswers:

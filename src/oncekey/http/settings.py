@@ -56,6 +56,7 @@ class Settings:
         scope: Who is calling: a function of the framework's request, that gives the authenticated
             user's id. ``None``: the ``Authorization`` header stands for the caller.
         strict: Refuse keyed requests of unknown callers, instead of keeping their keys together.
+        per_host: Keys of one ``Host`` mean nothing at another, for an app that serves several.
         namespace: Sets applications that share a store apart.
         profile: ``ietf``, as the header's draft says, or ``stripe``: 400 for a reused key, answers
             of 500 and above are replayed too.
@@ -89,6 +90,7 @@ class Settings:
     applies: Callable[[str, str], bool] | None = None
     scope: Callable[[Any], Any] | None = None
     strict: bool = False
+    per_host: bool = False
     namespace: str = "http"
     profile: Profile = "ietf"
     fingerprint: Fingerprint = "auto"

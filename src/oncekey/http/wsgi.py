@@ -18,8 +18,10 @@ from oncekey._core.heartbeat import Beat
 from oncekey.abc import Store
 from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
-from oncekey.http.problems import Refusal
-from oncekey.http.rules import Rules, content_length, settings_of
+from oncekey.http.body import ClientGoneError, wsgi_body
+from oncekey.http.facts import Facts, wsgi_facts
+from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.stores.urls import connect
 
@@ -32,7 +34,6 @@ StartResponse = Callable[..., Any]
 WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 MARK: Final = "oncekey.http"  # in the environ of a request that is guarded already
-CHUNK: Final = 65_536
 
 
 class IdempotencyMiddleware:
@@ -71,22 +72,23 @@ class IdempotencyMiddleware:
                 f"a WSGI application needs a sync store, got {type(store).__name__}: pass a URL, "
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
-        self._name = "HTTP_" + self.rules.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request."""
         rules = self.rules
-        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        if MARK in environ or not rules.guards(environ["REQUEST_METHOD"], path):
+        if MARK in environ or environ["REQUEST_METHOD"] not in rules.methods:
             return self.app(environ, start_response)
+        facts = wsgi_facts(environ, rules.header, environ)
         try:
-            value = environ.get(self._name)
-            name = rules.key([] if value is None else [value])
-            if name is None:
-                return self.app(environ, start_response)
-            job, body = self._job(name, path, environ)
+            key = rules.key(facts)
+            if key is not None:
+                job, body = self._job(key, facts)
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
+        except ClientGoneError:
+            return _give(start_response, rules.refusal(ENDED_EARLY))
+        if key is None:
+            return self.app(environ, start_response)
         local = rules.local
         answer = None if local is None else local.get(job)
         if answer is None:
@@ -103,47 +105,14 @@ class IdempotencyMiddleware:
                 local.put(job, answer)
         return _give(start_response, rules.replay(answer))
 
-    def _job(self, name: str, path: str, environ: Environ) -> tuple[Job, bytes]:
+    def _job(self, key: str, facts: Facts) -> tuple[Job, bytes]:
         """What is to be done once, and the body."""
         rules = self.rules
-        length = content_length(environ.get("CONTENT_LENGTH"))
-        rules.check_length(length)
         scope = rules.settings.scope
-        named = None if scope is None else scope(environ)
-        caller = rules.caller(named, environ.get("HTTP_AUTHORIZATION"))
-        body = self._body(environ, length)
-        query = environ.get("QUERY_STRING", "")
-        target = (f"{path}?{query}" if query else path).encode("latin-1", "replace")
-        job = rules.job(
-            name,
-            caller,
-            environ["REQUEST_METHOD"],
-            target,
-            environ.get("CONTENT_TYPE", ""),
-            environ.get("HTTP_CONTENT_ENCODING", ""),
-            body,
-        )
-        return job, body
-
-    def _body(self, environ: Environ, length: int) -> bytes:
-        stream = environ["wsgi.input"]
-        if not length and not environ.get("wsgi.input_terminated"):
-            return b""
-        # Without a length the stream itself says where the body ends.
-        most = self.rules.settings.max_body_bytes + 1
-        left = length or most
-        parts: list[bytes] = []
-        while left > 0:
-            part = stream.read(min(left, CHUNK))
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-        body = b"".join(parts)
-        self.rules.check_length(len(body))
-        if length and len(body) < length:
-            raise Refusal("body-malformed", "The body is shorter than its Content-Length.")
-        return body
+        named = None if scope is None else scope(facts.source)
+        caller = rules.caller(named, facts.authorization)
+        body = wsgi_body(facts.source, rules.settings.max_body_bytes)
+        return rules.job(key, caller, facts, body), body
 
     def _run(
         self,

@@ -1,0 +1,198 @@
+"""What is known of a request, in one form for every server and framework.
+
+Two requests are the same only if every way in tells them alike: the middleware for ASGI, the one
+for WSGI, and the guards of single routes. So that all of them get their facts from here.
+
+A path is compared by what its escapes stand for, written in one way: of ``/caf%C3%A9`` and a raw
+``/café`` WSGI tells the same, and ASGI should. ``%3F`` stays what it is, since a ``?`` ends a path.
+``%2F`` and ``/`` are one, as WSGI can't tell them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+__all__ = ["Facts", "asgi_facts", "facts_of", "wsgi_facts"]
+
+# What a path may hold as it is (RFC 3986, 3.3).
+_SAFE: Final = "/:@!$&'()*+,;=-._~"
+_PLAIN: Final = re.compile(rb"/[A-Za-z0-9/:@!$&'()*+,;=._~-]*\Z")
+# What is looked at in the headers of an ASGI request, beside the key.
+_FIELDS: Final = frozenset(
+    {b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"}
+)
+
+
+class Facts(NamedTuple):
+    """A request, as every adapter sees it.
+
+    Attributes:
+        method: Such as ``POST``.
+        path: The whole path as text, for the ``applies`` option.
+        target: Path and query, in the form that is compared.
+        keys: Every value of the key's header.
+        content_type: The ``Content-Type`` header, or nothing.
+        encoding: The ``Content-Encoding`` header, or nothing.
+        authorization: The ``Authorization`` header.
+        length: The declared length of the body.
+        host: The ``Host`` header in lower case, or nothing.
+        source: The framework's request, which the ``scope`` option is called with.
+    """
+
+    method: str
+    path: str
+    target: bytes
+    keys: Sequence[bytes | str]
+    content_type: str
+    encoding: str
+    authorization: bytes | str | None
+    length: bytes | str | None
+    host: str
+    source: Any
+
+
+def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
+    """A request of ASGI.
+
+    Args:
+        scope: The scope.
+        header: The name of the key's header, in lower case.
+        source: The framework's request.
+    """
+    keys: list[bytes] = []
+    fields: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name == header:
+            keys.append(value)
+        elif name in _FIELDS:
+            # Joined as a WSGI server joins them.
+            fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+    raw = scope.get("raw_path")
+    if raw:
+        path = raw if _PLAIN.match(raw) else unquote_to_bytes(_path_of(raw))
+    else:
+        path = scope["path"].encode("utf-8", "surrogatepass")
+    root = scope.get("root_path")
+    if root:
+        # A server that was told of a prefix puts it in front of the path, or leaves that to us.
+        prefix = root.rstrip("/").encode("utf-8", "surrogatepass")
+        if not (path + b"/").startswith(prefix + b"/"):
+            path = prefix + path
+    query = scope.get("query_string") or b""
+    return _made(
+        scope["method"],
+        path,
+        query,
+        keys,
+        fields.get(b"content-type", b"").decode("latin-1"),
+        fields.get(b"content-encoding", b"").decode("latin-1"),
+        fields.get(b"authorization"),
+        fields.get(b"content-length"),
+        fields.get(b"host", b"").decode("latin-1"),
+        source,
+    )
+
+
+def wsgi_facts(
+    environ: Mapping[str, Any], header: str, source: Any, path: bytes | None = None
+) -> Facts:
+    """A request of WSGI. A server has joined a header that came twice, which is no key then.
+
+    Args:
+        environ: The environ.
+        header: The name of the key's header.
+        source: The framework's request.
+        path: The whole path without escapes, where the environ doesn't tell it as WSGI says.
+    """
+    if path is None:
+        path = _octets(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
+    key = environ.get("HTTP_" + header.upper().replace("-", "_"))
+    return _made(
+        environ["REQUEST_METHOD"],
+        path,
+        _octets(environ.get("QUERY_STRING", "")),
+        [] if key is None else [key],
+        environ.get("CONTENT_TYPE", ""),
+        environ.get("HTTP_CONTENT_ENCODING", ""),
+        environ.get("HTTP_AUTHORIZATION"),
+        environ.get("CONTENT_LENGTH"),
+        environ.get("HTTP_HOST", ""),
+        source,
+    )
+
+
+def facts_of(
+    method: str,
+    target: bytes,
+    headers: Iterable[tuple[str, str]],
+    header: str,
+    source: Any,
+    **known: Any,
+) -> Facts:
+    """A request of anything else.
+
+    Args:
+        method: Such as ``POST``.
+        target: Path and query as they were sent, escapes and all.
+        headers: All header fields.
+        header: The name of the key's header.
+        source: The framework's request.
+        known: Facts that the framework has changed, such as ``encoding`` of a body that it has
+            decompressed already.
+    """
+    fields: dict[str, list[str]] = {}
+    for name, value in headers:
+        fields.setdefault(name.lower(), []).append(value)
+    path, _, query = target.partition(b"?")
+
+    def joined(name: str) -> str:
+        return ",".join(fields.get(name, ()))
+
+    made = _made(
+        method,
+        unquote_to_bytes(_path_of(path)),
+        query,
+        fields.get(header.lower(), []),
+        joined("content-type"),
+        joined("content-encoding"),
+        joined("authorization") or None,
+        joined("content-length") or None,
+        joined("host").encode("utf-8", "surrogateescape").decode("latin-1"),
+        source,
+    )
+    return made._replace(**known) if known else made
+
+
+def _made(method: str, path: bytes, query: bytes, *rest: Any) -> Facts:
+    """The facts, from the whole path without escapes."""
+    target = path if _PLAIN.match(path) else quote(path or b"/", _SAFE).encode()
+    text = path.decode("utf-8", "replace")
+    keys, kind, encoding, authorization, length, host, source = rest
+    return Facts(
+        method,
+        text,
+        b"%b?%b" % (target, query) if query else target,
+        keys,
+        kind,
+        encoding,
+        authorization,
+        length,
+        host.lower(),
+        source,
+    )
+
+
+def _path_of(raw: bytes) -> bytes:
+    """The path of a request line, which may hold a whole URL, and a query."""
+    raw = raw.partition(b"?")[0]
+    if not raw.startswith(b"/") and b"://" in raw:
+        return b"/" + raw.partition(b"://")[2].partition(b"/")[2]
+    return raw
+
+
+def _octets(text: str) -> bytes:
+    """What a server wrote as latin-1, as it has to."""
+    return text.encode("latin-1", "replace")
