@@ -34,6 +34,7 @@ class EventKind(StrEnum):
     COMPLETED = "completed"  # an outcome was recorded
     RELEASED = "released"  # a failed call gave its key back
     SWEPT = "swept"  # records past their time were removed
+    IGNORED = "ignored"  # a webhook came whose type has no handler
     STORE_ERROR = "store_error"  # the store failed
 
 

@@ -16,6 +16,7 @@ LEVELS: Final[dict[EventKind, int]] = {
     EventKind.CONFLICT: logging.INFO,
     EventKind.EXPIRED: logging.INFO,
     EventKind.RELEASED: logging.INFO,
+    EventKind.IGNORED: logging.INFO,
 }
 
 

@@ -32,6 +32,7 @@ from oncekey.errors import (
 )
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import milliseconds
+from oncekey.receiver._unhandled import TypesSeen
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
@@ -56,6 +57,7 @@ STATUS: Final = {
     "failed": 500,
     "limited": 429,
     "unavailable": 503,
+    "unhandled": 503,
 }
 _TOLD: Final = {
     "in_flight": "another copy of this event is being handled: send it again after Retry-After",
@@ -63,11 +65,12 @@ _TOLD: Final = {
     "failed": "the event could not be handled: send it again later",
     "limited": "too many deliveries of this event, or from this sender: slow down",
     "unavailable": "the event can't be recorded right now: send it again after Retry-After",
+    "unhandled": "events of this type are not taken yet: send it again after Retry-After",
 }
 # Genuine or not, these can't be read: no sender needs to look for a wrong key.
 _MALFORMED: Final = ("body_malformed", "id_missing", "url_malformed", "webhook_body_malformed")
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_WORST: Final = ("unavailable", "failed", "in_flight", "limited", "conflict")
+_WORST: Final = ("unavailable", "failed", "unhandled", "in_flight", "limited", "conflict")
 
 
 class Outcome(NamedTuple):
@@ -121,6 +124,7 @@ class Intake:
         wait = milliseconds(settings.wait, "wait") / 1000
         self.plan = Plan(terms, wait, None, MAX_ANSWER_BYTES, False)
         self.operation = f"webhook {provider.name}"
+        self._types_seen = TypesSeen(provider.title, self.operation, strict=settings.strict_types)
         self._senders: dict[VerifiedWebhookSender, tuple[str, Scope]] = {}
         self.handlers: dict[str, Handler] = {}
         self.fallback: Handler | None = None
@@ -204,7 +208,9 @@ class Intake:
         kind = item.event_type or ""
         handler = self.handlers.get(kind, self.fallback)
         if handler is None:
-            return Outcome("ignored", code=kind[:64])
+            name = self._types_seen.unhandled(kind, self.handlers)
+            wait = UNAVAILABLE_RETRY if name == "unhandled" else None
+            return Outcome(name, kind[:64], wait)
         payload = item.payload if item.payload is not None else delivery.body
         name = self._name(verdict, item, payload)
         identity, scope = self._scope(sender)
@@ -303,6 +309,8 @@ class Intake:
     def _taken(self, name: str, several: tuple[str, ...] = ()) -> WebhookResponse:
         ack = self.provider.ack
         headers = {"Content-Type": ack.content_type} if ack.body else {}
+        if name == "ignored":
+            headers["Oncekey-Outcome"] = name  # a 2xx that did nothing says so
         return WebhookResponse(ack.status, headers, ack.body, name, "", several)
 
     def audit(

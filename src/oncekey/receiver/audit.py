@@ -31,7 +31,8 @@ class AuditEntry:
         sender: The verified sender, empty for what was rejected.
         key_hash: The first 16 hex digits of the key's SHA-256, empty where none was found.
         outcome: ``first``, ``duplicate``, ``in_flight``, ``conflict``, ``late``, ``dead``,
-            ``failed``, ``rejected``, ``limited``, ``ignored``, ``bypass`` or ``unavailable``.
+            ``failed``, ``rejected``, ``limited``, ``ignored``, ``unhandled``, ``bypass`` or
+            ``unavailable``.
         status: The HTTP status that was answered.
         code: Why, where there is a reason.
         seconds: How long it took.

@@ -48,7 +48,8 @@ class WebhookResponse:
         headers: Header fields to send.
         body: The body to send.
         outcome: What became of the delivery: ``handled``, ``duplicate``, ``in_flight``,
-            ``conflict``, ``dead``, ``failed``, ``rejected``, ``limited``, ``ignored`` or
+            ``conflict``, ``dead``, ``failed``, ``rejected``, ``limited``, ``ignored`` (no
+            handler for its type), ``unhandled`` (the same, with ``strict_types``) or
             ``unavailable`` (the store, a key set or a certificate can't be had right now).
         code: Why it was not handled, in one stable word.
         outcomes: That of each item, for a batch.

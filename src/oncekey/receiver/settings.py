@@ -46,6 +46,9 @@ class Settings:
             ``None``: any number.
         per_sender: The same for one sender.
         publishers: A stable identity for each key id, so that a rotated key stays one sender.
+        strict_types: Refuse an event of a type without a handler with a 503, so that its sender
+            sends it again and none is lost. ``False``: it gets a 2xx, the header
+            ``Oncekey-Outcome: ignored``, and a warning is logged once a type.
         dead_letters: Called with what a handler gave up by ``PermanentError``.
         audit: Called with every decision.
     """
@@ -68,6 +71,7 @@ class Settings:
     per_key: Limit | None = (60, 60)
     per_sender: Limit | None = None
     publishers: dict[str, str] | None = None
+    strict_types: bool = False
     dead_letters: Callable[[DeadLetter], Any] | None = None
     audit: AuditSink | None = None
 

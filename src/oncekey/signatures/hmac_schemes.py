@@ -173,9 +173,9 @@ class HmacProvider(Provider):
                 stamps.append(content)
             elif name == signature_name:
                 texts.append(content)
-        if not stamps:
+        if not stamps and texts:
             raise Rejection("timestamp_missing", f"{self._names[0]} has no {stamp_name}=")
-        if len(stamps) > 1 or not texts:
+        if len(stamps) != 1 or not texts:
             raise Rejection(
                 "header_malformed",
                 f"{self._names[0]} must hold one {stamp_name}= and at least one {signature_name}=",

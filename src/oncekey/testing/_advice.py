@@ -80,7 +80,7 @@ _OLD: Final = (
 
 def about_first(answer: Answer, kind: Kind = "once") -> str:
     """What is wrong where no copy was handled."""
-    if answer.outcome == "ignored":
+    if answer.outcome in ("ignored", "unhandled"):
         return (
             "nobody handles it: the receiver has no handler for its type. Pass type= to sample(), "
             "or register one"
