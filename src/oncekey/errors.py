@@ -18,6 +18,7 @@ __all__ = [
     "IdempotencyExpiredError",
     "IdempotencyInFlightError",
     "IdempotencyRateLimitedError",
+    "IdempotencyRecursionError",
     "IdempotencyScopeError",
     "InvalidKeyError",
     "InvalidRequestError",
@@ -244,6 +245,27 @@ class IdempotencyInFlightError(IdempotencyError):
             operation,
             message="a call with this idempotency_key is still running",
             suggestion=f"Retry with the same key and payload in {retry_after} s",
+            retry_after=retry_after,
+        )
+
+
+class IdempotencyRecursionError(IdempotencyInFlightError):
+    """A call needs the answer of the very call that it is part of, and would wait for itself.
+
+    Also in tasks and threads that have its context, such as those of ``asyncio.gather`` and
+    ``asyncio.to_thread``. No retry helps.
+    """
+
+    recovery = "terminal"
+    retryable = False
+
+    def __init__(self, operation: str, retry_after: int) -> None:
+        IdempotencyError.__init__(
+            self,
+            operation,
+            message="it is called with a key that it is already running under, further out, and "
+            "would wait for itself",
+            suggestion="Call the unguarded function inside, or use another key for the inner step",
             retry_after=retry_after,
         )
 

@@ -72,7 +72,8 @@ class OpenClaim:
     """What ``guard()`` hands out: the claim, or the answer that is already there.
 
     Attributes:
-        replayed: The work was done before; ``answer`` is what it gave.
+        replayed: The work was done before; ``answer`` is what it gave. After the block also: a
+            worker that took the key over was done first, and its outcome counts.
         answer: The stored answer, or what was set in this block.
     """
 
@@ -125,6 +126,10 @@ class OpenClaim:
     async def apending_calls(self) -> list[PendingCall]:
         """See ``Claim.apending_calls``."""
         return await self._held().apending_calls()
+
+    def _settle(self, result: engine.Result) -> None:
+        """Take the official outcome: another worker's, if this one was fenced off."""
+        self.answer, self.replayed = result
 
     def _held(self) -> Claim:
         if self.claim is None:
@@ -337,7 +342,7 @@ class _Guard:
         if exc is not None:
             engine.give_up(self._store, self._job, opened.claim, exc)
         else:
-            engine.record(self._store, self._job, opened.claim, opened.answer)
+            opened._settle(engine.record(self._store, self._job, opened.claim, opened.answer))
 
 
 class AsyncOnce(_Base):
@@ -459,7 +464,9 @@ class _AsyncGuard:
             return
         if exc is None:
             await self._guarded.__aexit__(None, None, None)
-            await engine.arecord(self._store, self._job, opened.claim, opened.answer)
+            opened._settle(
+                await engine.arecord(self._store, self._job, opened.claim, opened.answer)
+            )
             return
         try:
             await self._guarded.__aexit__(exc_type, exc, traceback)

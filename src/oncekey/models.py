@@ -221,7 +221,8 @@ class ClaimReply(NamedTuple):
 
     ``fence`` is this claim's own when it was won, else the holder's. ``lease_ms`` is what is
     left of the holder's lease. ``attempts`` counts claims won. ``answer`` is there on a replay.
-    ``takeover``: the claim was won from an owner whose lease had run out.
+    ``takeover``: the claim was won from an owner whose lease had run out. ``own`` is the engine's:
+    the holder is the very code that asks, further out.
     """
 
     verdict: Verdict
@@ -230,6 +231,7 @@ class ClaimReply(NamedTuple):
     attempts: int
     answer: bytes | None
     takeover: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True)

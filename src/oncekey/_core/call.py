@@ -12,12 +12,12 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Self, TypeVar
 
 from oncekey._core.codec import Codec, omitted
 from oncekey._core.drive import Flow, Op, arun, run
 from oncekey._core.flows import (
+    CURRENT,
     Claim,
     Plan,
     acquire,
@@ -35,6 +35,7 @@ from oncekey.errors import (
     IdempotencyError,
     IdempotencyExpiredError,
     IdempotencyInFlightError,
+    IdempotencyRecursionError,
     StoreError,
     UnsupportedAnswerError,
 )
@@ -60,8 +61,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("oncekey")
-
-CURRENT: ContextVar[Claim] = ContextVar("oncekey_claim")
 
 T = TypeVar("T")
 
@@ -101,6 +100,8 @@ def refusal(reply: ClaimReply, operation: str, terms: Terms) -> IdempotencyError
         return IdempotencyConflictError(operation)
     if reply.verdict is Verdict.EXPIRED:
         return IdempotencyExpiredError(operation)
+    if reply.own:
+        return IdempotencyRecursionError(operation, retry_after(reply, terms))
     return IdempotencyInFlightError(operation, retry_after(reply, terms))
 
 

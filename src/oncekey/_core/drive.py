@@ -6,10 +6,12 @@ protocol is written once and neither form hides a loop or a thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from oncekey.abc import AsyncStore, Store
+from oncekey.errors import BackendMismatchError
 from oncekey.models import Key
 
 __all__ = ["Flow", "Op", "Pause", "arun", "run"]
@@ -45,6 +47,7 @@ def run(flow: Flow[T], store: Store) -> T:
                 if isinstance(step, Op):
                     result = getattr(step.on or store, step.method)(*step.args)
                 else:
+                    _must_not_stall()
                     store.wait(step.key, step.seconds)
             except BaseException as error:  # noqa: BLE001 - the flow decides what it means
                 step = flow.throw(error)
@@ -52,6 +55,19 @@ def run(flow: Flow[T], store: Store) -> T:
                 step = flow.send(result)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def _must_not_stall() -> None:
+    """Refuse to sleep in an event loop's thread: whoever is waited for may be in that loop too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise BackendMismatchError(
+        "a synchronous guard has to wait for another call with its key, and would stall the event "
+        "loop that runs in this thread: use AsyncOnce, call it with asyncio.to_thread(...), or "
+        "pass wait=0"
+    )
 
 
 async def arun(flow: Flow[T], store: AsyncStore) -> T:

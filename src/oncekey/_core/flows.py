@@ -10,6 +10,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -23,11 +24,14 @@ from oncekey.models import ClaimReply, Key, Terms, Verdict
 from oncekey.policy import Policy, milliseconds
 
 __all__ = [
+    "CURRENT",
     "Claim",
     "Plan",
     "acquire",
     "complete",
+    "held_here",
     "new_owner",
+    "outer_claim",
     "release",
     "renew",
     "retry_after",
@@ -109,6 +113,7 @@ class Claim:
     home: Callable[[], Any] = field(default=_nowhere, repr=False, compare=False)
     notes: Any = field(default=None, repr=False, compare=False)  # of calls, once they are read
     lock: Any = field(default=None, repr=False, compare=False)  # while one is added
+    outer: Claim | None = field(default=None, repr=False, compare=False)  # under which this one is
 
     def check(self) -> None:
         """Raise if the claim was lost. Call it before a step that can't be undone.
@@ -194,6 +199,44 @@ class Claim:
         return await calls.apending_calls(self)
 
 
+CURRENT: ContextVar[Claim] = ContextVar("oncekey_claim")
+
+
+def outer_claim() -> Claim | None:
+    """The innermost claim that is open in this context.
+
+    Settled ones are taken out of the chain on the way: tasks that start each other without end
+    would make it ever longer.
+    """
+    claim = CURRENT.get(None)
+    while claim is not None and claim.settled:
+        claim = claim.outer
+    if claim is not None:
+        while claim.outer is not None and claim.outer.settled:
+            claim.outer = claim.outer.outer
+    return claim
+
+
+def held_here(key: Key, store: Any, reply: ClaimReply | None = None) -> bool:
+    """Whether this very code holds ``key`` further out, so that it would wait for itself.
+
+    The store's reply tells by its fence. A transaction shows its claim to nobody before it commits,
+    so that one is known by its store, without asking.
+    """
+    claim = outer_claim()
+    while claim is not None:
+        if claim.key == key and not claim.settled:
+            if reply is not None and reply.fence == claim.fence:
+                return True
+            if claim.leased_at == float("inf") and claim.home() is store:
+                return True
+        claim = claim.outer
+    return False
+
+
+_OWN = ClaimReply(Verdict.IN_FLIGHT, 0, 1000, 0, None, own=True)
+
+
 def won(
     key: Key,
     owner: bytes,
@@ -216,6 +259,7 @@ def won(
         begun,
         monotonic=plan.monotonic,
         home=_nowhere if store is None else weakref.ref(store),
+        outer=outer_claim(),
     )
 
 
@@ -232,8 +276,10 @@ def acquire(
 
     Returns:
         A ``Claim`` if this call is to run, else the reply: a replay, a conflict, an expired key,
-        or a holder that was still running when the wait ended.
+        or a holder that was still running when the wait ended. Nobody waits for itself.
     """
+    if held_here(key, store):
+        return _OWN
     monotonic = plan.monotonic
     terms = plan.terms
     begun = sent = monotonic()
@@ -265,6 +311,9 @@ def acquire(
             sent = monotonic()
             continue
         if reply.verdict is not Verdict.IN_FLIGHT:
+            break
+        if held_here(key, store, reply):
+            reply = reply._replace(own=True)
             break
         now = monotonic()
         left = begun + plan.wait - now

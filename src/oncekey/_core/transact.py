@@ -28,7 +28,7 @@ from oncekey._core.call import (
     refusal,
 )
 from oncekey._core.drive import Flow, Op, Pause, arun, run
-from oncekey._core.flows import FIRST_LOOK, Claim, new_owner
+from oncekey._core.flows import FIRST_LOOK, Claim, held_here, new_owner, outer_claim
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
 from oncekey.errors import ClaimLostError, StoreError, TransactionRefusedError
 from oncekey.instrument.events import EventKind, emit, listening
@@ -203,6 +203,9 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
         left = begun + plan.wait - monotonic()
         if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
             break
+        if held_here(key, store, reply):  # by a guard around this transaction
+            reply = reply._replace(own=True)
+            break
         waited = True
         pause = min(look * random.uniform(0.7, 1.3), left)  # noqa: S311 - jitter, not a secret
         yield Pause(key, pause)
@@ -238,6 +241,7 @@ def _attempt(hand: Any, job: Job, begun: float) -> Flow[_Entered]:
                 job.key, owner, reply.fence, reply.attempts, reply.takeover, terms, job.operation
             )
             claim.started = begun
+            claim.outer = outer_claim()
             claim.leased_at = float("inf")  # held by the transaction, not by a lease
             kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
             _tell(kind, job, job.plan.monotonic() - begun, reply.fence, reply.attempts)
@@ -281,12 +285,12 @@ def _record(store: Any, job: Job, entered: _Entered, value: Any) -> Flow[Result]
         yield from _roll_back(hand)
         yield from _over(store, job, EventKind.FENCED, claim)
         raise
-    claim.settled = True
     yield from _over(store, job, EventKind.COMPLETED, claim)
     return Result(value, False)
 
 
 def _over(store: Any, job: Job, kind: EventKind, claim: Claim) -> Flow[None]:
+    claim.settled = True
     _in_hand.give(store, job.key.digest)
     store.settled_here(job.key)
     _tell(kind, job, job.plan.monotonic() - claim.started, claim.fence, claim.attempts)

@@ -8,7 +8,12 @@ from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from oncekey._core.blueprint import KeySource
 from oncekey._core.transact import check_transactional
-from oncekey.errors import IdempotencyInFlightError, InvalidKeyError, PolicyError
+from oncekey.errors import (
+    IdempotencyInFlightError,
+    IdempotencyRecursionError,
+    InvalidKeyError,
+    PolicyError,
+)
 from oncekey.guard import AsyncOnce, Once
 
 __all__ = ["InFlight", "guarded_task"]
@@ -65,8 +70,8 @@ def guarded_task(
                     job = blueprint.job(args, kwargs)
                     return (await run(job, work, transactional, on)).value
                 except IdempotencyInFlightError as error:
-                    if work.begun:
-                        raise  # of something that the task called
+                    if work.begun or isinstance(error, IdempotencyRecursionError):
+                        raise  # of something that the task called; or it calls itself
                     give(error)
 
             return asynchronous
@@ -77,7 +82,7 @@ def guarded_task(
             try:
                 return run(blueprint.job(args, kwargs), work, transactional, on).value
             except IdempotencyInFlightError as error:
-                if work.begun:
+                if work.begun or isinstance(error, IdempotencyRecursionError):
                     raise
                 give(error)
 
