@@ -85,7 +85,7 @@ def store(
     request: pytest.FixtureRequest, servers: Server | Group, owner: RedisStore
 ) -> Iterator[RedisStore | RedisBackend]:
     """A store whose waiters are to be woken."""
-    prefix = owner._batch._run.__self__.engine.options.prefix[:-1].decode()
+    prefix = owner._lanes._engine.options.prefix[:-1].decode()
     if request.param == "sync":
         with RedisStore(servers.url, prefix=prefix) as opened:
             yield opened
@@ -97,7 +97,7 @@ def store(
 
 def inboxes(owner: RedisStore, key: Key = KEY) -> int:
     """How many have left word with the record."""
-    engine = owner._batch._run.__self__.engine
+    engine = owner._lanes._engine
     name = engine.options.prefix + key.digest
     address = engine.layout.route(name)
     import redis
@@ -177,7 +177,7 @@ def test_nothing_to_wait_for_returns_at_once(
 
 def test_waiters_share_one_subscription(owner: RedisStore, servers: Server | Group) -> None:
     """Twenty waiters of a store for five keys: one connection more, and each is told of its key."""
-    prefix = owner._batch._run.__self__.engine.options.prefix[:-1].decode()
+    prefix = owner._lanes._engine.options.prefix[:-1].decode()
     keys = [Key(Scope("once", "redis"), str(n)) for n in range(5)]
     fences = [claimed(owner, key) for key in keys]
     members = servers.servers if isinstance(servers, Group) else [servers]

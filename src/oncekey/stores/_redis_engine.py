@@ -23,7 +23,6 @@ from oncekey.stores._redis_ops import (
     CLEAR,
     CLOSE,
     MARK,
-    NOW,
     RELEASE,
     Scripted,
     command,
@@ -95,6 +94,10 @@ class Engine:
             waiting, StoreUnavailableError("Redis kept sending this call elsewhere: try again")
         )
 
+    def lane(self, digest: bytes) -> Address | None:
+        """Whose calls this one may wait for: a server that hangs holds up its own keys alone."""
+        return self.layout.lane(self.options.prefix + digest) if self.layout.sharded else None
+
     def _key(self, job: Job) -> bytes:
         key: bytes = self.options.prefix + job.args[0]
         return key
@@ -105,12 +108,7 @@ class Engine:
         if self.layout.sharded:
             for job in jobs:
                 asking = job in state.asked
-                if asking:
-                    address = state.asked.pop(job)
-                elif job.method is NOW:
-                    address = self.layout.masters()[0]
-                else:
-                    address = self.layout.route(self._key(job))
+                address = state.asked.pop(job) if asking else self.layout.route(self._key(job))
                 call = self._call(job, state, asking)
                 round_.calls.setdefault(address, []).append(call)
             return round_
@@ -340,6 +338,7 @@ class Engine:
             emit(EventKind.STORE_ERROR, operation=operation, error=type(error).__name__)
         for job in jobs:
             job.error = type(error)(*error.args)
+            job.error.__dict__.update(error.__dict__)
             job.error.__cause__ = cause or error.__cause__
 
     # Replicas
@@ -405,7 +404,9 @@ class Engine:
         cursor = b"0"
         while True:
             scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000")
-            cursor, keys = yield from self._ask(address, scan)
+            cursor, found = yield from self._ask(address, scan)
+            # The prefix of another store may start with ours: its keys are longer.
+            keys = [key for key in found if len(key) == self._key_length]
             removals = (
                 [command(b"UNLINK", key) for key in keys]
                 if self.layout.sharded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from importlib import import_module
 from typing import Any, Final
 
@@ -11,10 +12,16 @@ from oncekey.errors import (
     StoreError,
     StoreFullError,
     StoreReadOnlyError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 
-__all__ = ["code_of", "driver", "named", "unreachable"]
+__all__ = ["UnsentError", "code_of", "driver", "named", "unreachable"]
+
+
+class UnsentError(TimeoutError):
+    """No connection was to be had in time, so that nothing was sent."""
+
 
 # redis-py takes the code off the replies that it has a class for.
 _CODES: Final = {
@@ -108,6 +115,23 @@ def unreachable(error: BaseException, where: str) -> StoreError:
     found = named(error, where)
     if found is not None:
         return found
+    if isinstance(error, UnsentError):
+        return StoreTimeoutError(
+            f"{where} can't be reached: {error}. Nothing was sent. Make sure that it runs and that "
+            "the address is right, then try again",
+            outcome_known=True,
+        )
+    if isinstance(error, TimeoutError):
+        return StoreTimeoutError(
+            f"{where} gave {error}, and may have carried the call out or not: try again, which is "
+            "safe. If it is only slow, raise timeout"
+        )
+    if any(isinstance(one, ssl.SSLError) for one in (error, error.__cause__, error.__context__)):
+        return StoreUnavailableError(
+            f"{where} could not be spoken to by TLS: {str(error)[:200]}. Pass ssl_ca_certs= with "
+            "the file of the authority that signed its certificate, and the host name that the "
+            "certificate is for; for a server without TLS write redis://"
+        )
     # What the driver says may hold the address, never the password.
     return StoreUnavailableError(
         f"{where} can't be reached: {type(error).__name__}: {str(error)[:200]}. Make sure that it "

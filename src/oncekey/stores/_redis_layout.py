@@ -32,15 +32,20 @@ Address = tuple[str, int] | str
 """Host and port, or the path of a socket."""
 
 SLOTS: Final = 16_384
+TELLER_SHARE: Final = 0.5  # of the time left, for one that is asked where the keys are
 
 
 class Send(NamedTuple):
-    """Bytes for a server, and how many replies will come."""
+    """Bytes for a server, and how many replies will come.
+
+    ``share``: how much of the time that is left may be spent on it.
+    """
 
     address: Address
     payload: list[bytes]
     expect: int
     sentinel: bool = False
+    share: float = 1.0
 
 
 Replies = list[Any] | BaseException
@@ -87,6 +92,10 @@ class Layout:
     def route(self, key: bytes) -> Address:
         """The server of a key."""
         raise NotImplementedError
+
+    def lane(self, key: bytes) -> Address | None:
+        """Whose calls may wait for each other: those of one server. ``None``: of all of them."""
+        return None
 
     def masters(self) -> list[Address]:
         """Every server that holds keys."""
@@ -137,7 +146,7 @@ class Sentinels(Layout):
         ask = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
         problem: StoreError | None = None
         for seed in list(self.seeds):
-            (replies,) = yield [Send(seed, [ask], 1, sentinel=True)]
+            (replies,) = yield [Send(seed, [ask], 1, sentinel=True, share=TELLER_SHARE)]
             if isinstance(replies, BaseException):
                 problem = unreachable(replies, shown(seed))
                 continue
@@ -182,6 +191,7 @@ class Cluster(Layout):
         self.remap = remap
         self.slots: list[Address | None] = []
         self.tellers: list[Address] = []  # masters that we heard of by a redirection
+        self.suspects: set[Address] = set()  # those that did not answer: asked last
         self.fresh = False
 
     def located(self) -> bool:
@@ -193,9 +203,10 @@ class Cluster(Layout):
         known |= dict.fromkeys(self.seeds)
         ask = command(b"CLUSTER", b"SLOTS")
         problem: BaseException | None = None
-        for seed in known:
-            (replies,) = yield [Send(seed, [ask], 1)]
+        for seed in sorted(known, key=self.suspects.__contains__):
+            (replies,) = yield [Send(seed, [ask], 1, share=TELLER_SHARE)]
             if isinstance(replies, BaseException):
+                self.suspects.add(seed)
                 problem = unreachable(replies, shown(seed))
             elif isinstance(replies[0], BaseException):
                 problem = unreachable(replies[0], shown(seed))
@@ -215,6 +226,7 @@ class Cluster(Layout):
             slots[first : last + 1] = [self._address(master, teller)] * (last + 1 - first)
         self.slots = slots
         self.tellers.clear()
+        self.suspects.discard(teller)
         self.fresh = True
 
     def _address(self, node: list[Any], teller: Address) -> Address:
@@ -242,7 +254,11 @@ class Cluster(Layout):
             raise StoreUnavailableError("the nodes of the Redis Cluster are not known: try again")
         return found
 
+    def lane(self, key: bytes) -> Address | None:
+        return self.slots[slot(key)] if self.slots else None
+
     def failed(self, address: Address) -> None:
+        self.suspects.add(address)
         self.fresh = False
 
     def moved(self, number: int, address: Address) -> None:

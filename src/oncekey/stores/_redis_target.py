@@ -60,8 +60,14 @@ class Target:
         self._settings = settings
         self._sentinel = sentinel
 
-    def connection(self, address: Address, sentinel: bool, timeout: float | None) -> Any:
-        """A connection that is not open yet; it opens when it is first written to."""
+    def connection(
+        self,
+        address: Address,
+        sentinel: bool,
+        timeout: float | None,
+        to_connect: float | None = None,
+    ) -> Any:
+        """A connection that is not open yet: ``connect`` opens it, within ``to_connect``."""
         kind, settings = self._kind, self._settings
         if sentinel and self._sentinel is not None:
             kind, settings = self._sentinel
@@ -70,7 +76,9 @@ class Target:
             where = {"path": address}
         else:
             where = {"host": address[0], "port": address[1]}
-        settings = {"socket_connect_timeout": self.timeout, **settings}
+        most = self.timeout if to_connect is None else to_connect
+        own = settings.get("socket_connect_timeout") or most
+        settings = {**settings, "socket_connect_timeout": min(own, most)}
         # RESP2, so that what is published comes as a plain reply.
         return kind(**settings, **where, socket_timeout=timeout, protocol=2)
 
@@ -89,11 +97,15 @@ def parse_query(url: str) -> dict[str, str]:
     Raises:
         StoreConfigError: One has no value, or stands there twice.
     """
-    query = url.partition("?")[2]
+    place, _, query = url.partition("?")
+    if "@" in query and "@" not in place:
+        raise StoreConfigError(
+            "special characters in a Redis URL must be percent-encoded: ? as %3F, @ as %40"
+        )
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if not value or name in found:
-            raise StoreConfigError(f"the option {name!r} of a Redis URL needs one value, once")
+            raise StoreConfigError(f"the option {_told(name)} of a Redis URL needs one value, once")
         found[name] = value
     return found
 
@@ -161,6 +173,11 @@ def from_url(url: str, *, is_async: bool, timeout: float) -> Target:
     return Target(lambda: Single(seeds[0]), settings, kind=kind, timeout=timeout)
 
 
+def _told(name: str) -> str:
+    """The name of an option in an error: not if it may be the rest of a password with a ``?``."""
+    return repr(name) if name.isidentifier() and len(name) <= 32 else "in its query"
+
+
 def _settings(query: dict[str, str], known: tuple[str, ...]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in query.items():
@@ -168,7 +185,7 @@ def _settings(query: dict[str, str], known: tuple[str, ...]) -> dict[str, Any]:
             continue
         if name not in known:
             raise StoreConfigError(
-                f"a Redis URL of this kind has no option {name!r}: use one of "
+                f"a Redis URL of this kind has no option {_told(name)}: use one of "
                 f"{', '.join(sorted((*known, *STORE_OPTIONS)))}"
             )
         settings[name] = value
@@ -197,7 +214,8 @@ def _database(text: str, settings: dict[str, Any]) -> None:
         return
     if not text.isdigit() or not text.isascii():
         raise StoreConfigError(
-            f"the database of a Redis URL must be a number, as in redis://host:6379/0, got {text!r}"
+            "the database of a Redis URL must be a number, as in redis://host:6379/0; special "
+            "characters in a password must be percent-encoded"
         )
     if "db" in settings and settings["db"] != int(text):
         raise StoreConfigError("a Redis URL names two databases: leave one out")
@@ -216,8 +234,8 @@ def _address(text: str, port: int) -> tuple[str, int]:
         host, _, number = text.partition(":")
     if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65_536):
         raise StoreConfigError(
-            f"the port of a Redis URL must be a number from 1 to 65535, got {number!r}; special "
-            "characters in a password must be percent-encoded"
+            "the port of a Redis URL must be a number from 1 to 65535; special characters in a "
+            "password must be percent-encoded"
         )
     return unquote(host) or "localhost", int(number or port)
 

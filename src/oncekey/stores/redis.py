@@ -11,16 +11,14 @@ from oncekey.abc import Store
 from oncekey.errors import StoreClosedError, StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, Terms
 from oncekey.stores._answers import Answers
-from oncekey.stores._batching import ThreadBatch
 from oncekey.stores._redis_aio import AsyncLink
 from oncekey.stores._redis_check import CHECKS
 from oncekey.stores._redis_engine import Engine, Options
 from oncekey.stores._redis_inbox import AllWaiters, AsyncInbox, Inbox
-from oncekey.stores._redis_link import SyncLink
+from oncekey.stores._redis_link import SyncLanes
 from oncekey.stores._redis_ops import (
     CLAIM,
     CLEAR,
-    CLOSE,
     COMPLETE,
     MARK,
     NOW,
@@ -137,8 +135,7 @@ class RedisStore(Store):
             timeout=timeout,
         )
         layout = setup.target.layout()
-        link = SyncLink(setup.target, Engine(layout, setup.options), setup.patience)
-        self._batch = ThreadBatch(link.run)
+        self._lanes = SyncLanes(setup.target, Engine(layout, setup.options), setup.patience)
         self._inbox = Inbox(setup.target, layout, setup.options.prefix)
         self._closed = False
         weakref.finalize(self, self._inbox.end)
@@ -146,7 +143,7 @@ class RedisStore(Store):
     def _do(self, op: Op, *args: Any) -> Any:
         if self._closed:
             raise StoreClosedError("this Redis store is closed: connect again")
-        return self._batch.submit(op, args)
+        return self._lanes.submit(op, args)
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. One round trip, also for a replay."""
@@ -215,7 +212,7 @@ class RedisStore(Store):
         if not self._closed:
             self._closed = True
             self._inbox.close()
-            self._batch.submit(CLOSE, (b"", None))
+            self._lanes.close()
 
 
 class _Loop:
