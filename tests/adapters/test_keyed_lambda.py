@@ -13,7 +13,8 @@ from oncekey.adapters.awslambda import idempotent
 
 
 def http_api(key: str | None, body: bytes) -> dict[str, Any]:
-    headers = {"content-type": "application/json", **({"idempotency-key": key} if key else {})}
+    headers = {"content-type": "application/json", "authorization": "Bearer shop"}
+    headers |= {"idempotency-key": key} if key else {}
     return {
         "version": "2.0",
         "rawPath": "/charges",
@@ -26,7 +27,7 @@ def http_api(key: str | None, body: bytes) -> dict[str, Any]:
 
 
 def rest_api(key: str | None, body: bytes) -> dict[str, Any]:
-    headers = {"Content-Type": ["application/json"]}
+    headers = {"Content-Type": ["application/json"], "Authorization": ["Bearer shop"]}
     if key:
         headers["Idempotency-Key"] = [key]
     return {
@@ -93,7 +94,7 @@ def test_bytes_come_back_as_bytes() -> None:
 def test_callers_by_the_authorizer() -> None:
     """The scope is a function of the event."""
 
-    @idempotent(MemoryStore(), scope=lambda event: event["requestContext"].get("user"), strict=True)
+    @idempotent(MemoryStore(), scope=lambda event: event["requestContext"].get("user"))
     def handler(event: Any, context: Any) -> dict[str, Any]:
         return {"statusCode": 200, "body": event["requestContext"]["user"]}
 

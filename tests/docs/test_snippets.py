@@ -224,7 +224,7 @@ async def test_readme_shop_charges_once(folder: Path) -> None:
     page = readme_block("Starlette(")
     transport = httpx.ASGITransport(page["shop"])
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        key = {"Idempotency-Key": "k-1"}
+        key = {"Idempotency-Key": "k-1", "Authorization": "Bearer of-ann"}
         first = await client.post("/charges", json={"cents": 5}, headers=key)
         again = await client.post("/charges", json={"cents": 5}, headers=key)
         other = await client.post("/charges", json={"cents": 6}, headers=key)

@@ -52,6 +52,11 @@ class Calls:
         return len(self.bodies)
 
 
+def shared(options: dict[str, Any]) -> dict[str, Any]:
+    """Most tests are of one caller, without a login."""
+    return {"anonymous": "shared", **options} if "settings" not in options else options
+
+
 class AsgiDoor:
     """An ASGI application behind its middleware."""
 
@@ -68,7 +73,7 @@ class AsgiDoor:
             await send({"type": "http.response.start", "status": status, "headers": raw})
             await send({"type": "http.response.body", "body": body})
 
-        self.app = AsgiMiddleware(app, store or MemoryBackend(), **options)
+        self.app = AsgiMiddleware(app, store or MemoryBackend(), **shared(options))
 
     def call(
         self, method: str, path: str, query: str, headers: Iterable[tuple[str, str]], body: bytes
@@ -104,7 +109,7 @@ class WsgiDoor:
             start_response(f"{status} Said", headers)
             return [body]
 
-        self.app = WsgiMiddleware(app, store or MemoryStore(), **options)
+        self.app = WsgiMiddleware(app, store or MemoryStore(), **shared(options))
 
     def call(
         self, method: str, path: str, query: str, headers: Iterable[tuple[str, str]], body: bytes

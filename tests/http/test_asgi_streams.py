@@ -42,7 +42,7 @@ class Client:
             "path": "/",
             "raw_path": b"/",
             "query_string": b"",
-            "headers": [(b"idempotency-key", key.encode())],
+            "headers": [(b"idempotency-key", key.encode()), (b"authorization", b"me")],
             "extensions": self.extensions,
         }
 

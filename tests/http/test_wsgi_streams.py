@@ -38,6 +38,7 @@ class Client:
                 "REQUEST_METHOD": "POST",
                 "PATH_INFO": "/",
                 "HTTP_IDEMPOTENCY_KEY": "k",
+                "HTTP_AUTHORIZATION": "me",
                 "CONTENT_LENGTH": str(len(body)),
                 "wsgi.input": io.BytesIO(body),
                 **environ,

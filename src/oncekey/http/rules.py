@@ -20,6 +20,7 @@ from oncekey.errors import (
     ClaimLostError,
     IdempotencyConflictError,
     IdempotencyInFlightError,
+    InvalidKeyError,
     OncekeyError,
     PolicyError,
     StoreError,
@@ -31,7 +32,7 @@ from oncekey.http.fingerprint import fingerprint
 from oncekey.http.header import read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
-from oncekey.models import ClaimReply, Key, Scope, Verdict, check_text
+from oncekey.models import ClaimReply, Key, Scope, Verdict, identity_text
 from oncekey.policy import milliseconds
 
 __all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
@@ -122,21 +123,34 @@ class Rules:
         """Who is calling, as a scope: from the ``scope`` function's answer, or the credentials.
 
         Raises:
-            Refusal: Nobody, and ``strict`` is on.
+            Refusal: Nobody that is known, or the function's answer can't name anybody.
         """
         if self.settings.scope is not None:
-            if named is not None and named != "":
-                return "caller", check_text(str(named), "the scope of a request")
+            if named is not None:
+                return "caller", self._identity(named)
         elif authorization:
             raw = authorization
             if isinstance(raw, str):
                 raw = raw.encode("utf-8", "surrogateescape")
             return "credentials", hashlib.sha256(raw).hexdigest()
-        if self.settings.strict:
+        if self.settings.anonymous == "refuse":
             raise Refusal(
-                "caller-unknown", f"Authenticate: {self.header} is only taken from known callers."
+                "caller-unknown",
+                f"Authenticate: {self.header} is only taken from known callers, which the server's "
+                "owner tells apart by scope=.",
             )
         return "anonymous", ""
+
+    @staticmethod
+    def _identity(named: Any) -> str:
+        try:
+            return identity_text(named, "what scope= gave")
+        except InvalidKeyError as error:
+            # The owner's mistake. Guessing could put two callers into one space.
+            logger.error("a keyed request was refused, since its caller has no name: %s", error)
+            raise Refusal(
+                "scope-invalid", "Nothing was done. The server's log says what is wrong."
+            ) from None
 
     def job(self, name: str, caller: tuple[str, str], facts: Facts, body: bytes) -> Job:
         """What is to be done once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
@@ -14,7 +14,7 @@ from oncekey.http.problems import Profile
 from oncekey.models import check_text
 from oncekey.policy import Duration, Policy, milliseconds
 
-__all__ = ["NEVER_STORED", "STORED_HEADERS", "Settings"]
+__all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
 
 DRAFT: Final = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
@@ -40,8 +40,12 @@ NEVER_STORED: Final = frozenset(
 )
 """What belongs to one caller at one time: never kept, even if asked for."""
 
-# Nothing was done, and the client is told to come back with the same request.
-TRY_AGAIN: Final = frozenset({401, 408, 425, 429})
+# What means "finally refused", beside "done" (2xx and 3xx). Of the others, 401, 404 or 422 may be
+# another answer tomorrow, and cost nothing to make: whoever has no login yet can ask for them.
+FINAL: Final = frozenset({402, 409, 410})
+
+Anonymous = Literal["refuse", "shared"]
+"""What becomes of keyed requests whose caller is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,10 @@ class Settings:
         required: A guarded request without a key is refused, instead of passing unguarded.
         applies: Which requests are guarded, by method and path. ``None``: all of those methods.
         scope: Who is calling: a function of the framework's request, that gives the authenticated
-            user's id. ``None``: the ``Authorization`` header stands for the caller.
-        strict: Refuse keyed requests of unknown callers, instead of keeping their keys together.
+            user's id (text, an integer, a UUID or bytes), or ``None`` for nobody that is known.
+            Without one, the ``Authorization`` header stands for the caller.
+        anonymous: ``refuse`` keyed requests of unknown callers, or let all of them share one space
+            of keys: ``shared``. Then each gets the stored answers of the others.
         per_host: Keys of one ``Host`` mean nothing at another, for an app that serves several.
         namespace: Sets applications that share a store apart.
         profile: ``ietf``, as the header's draft says, or ``stripe``: 400 for a reused key, answers
@@ -70,7 +76,7 @@ class Settings:
         max_body_bytes: Larger requests with a key are refused.
         max_answer_bytes: Of larger answers only status and headers are kept.
         store_server_errors: Replay answers of 500 and above too. ``None``: as the profile says.
-        store_status: Which statuses are stored, instead of the usual ones.
+        store_status: Which statuses are stored, instead of the usual ones: 2xx, 3xx, 402, 409, 410.
         stored_headers: Names of more headers to keep.
         honor_no_store: Keep only status and headers of an answer with ``Cache-Control: no-store``.
         redact: Called with an answer, gives the one to store in its place.
@@ -89,7 +95,7 @@ class Settings:
     required: bool = False
     applies: Callable[[str, str], bool] | None = None
     scope: Callable[[Any], Any] | None = None
-    strict: bool = False
+    anonymous: Anonymous = "refuse"
     per_host: bool = False
     namespace: str = "http"
     profile: Profile = "ietf"
@@ -128,6 +134,8 @@ class Settings:
             )
         if self.profile not in ("ietf", "stripe"):
             raise PolicyError(f"profile must be 'ietf' or 'stripe', got {self.profile!r}")
+        if self.anonymous not in ("refuse", "shared"):
+            raise PolicyError(f"anonymous must be 'refuse' or 'shared', got {self.anonymous!r}")
         if not callable(self.fingerprint) and self.fingerprint not in ("auto", "raw"):
             raise PolicyError(
                 f"fingerprint must be 'auto', 'raw' or a function, got {self.fingerprint!r}"
@@ -161,4 +169,4 @@ class Settings:
         if status >= 500:
             wanted = self.store_server_errors
             return self.profile == "stripe" if wanted is None else wanted
-        return status not in TRY_AGAIN
+        return 200 <= status < 400 or status in FINAL
