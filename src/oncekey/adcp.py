@@ -33,6 +33,7 @@ __all__ = [
     "field_of",
     "is_error",
     "is_stored",
+    "no_error",
     "with_envelope",
 ]
 
@@ -215,6 +216,11 @@ def is_error(answer: Any) -> bool:
     return any(_text(field_of(error, "severity")) != "warning" for error in errors)
 
 
+def no_error(answer: Any) -> bool:
+    """Whether an answer is a success, where nothing else is known of its shape."""
+    return not field_of(answer, "errors") and field_of(answer, "adcp_error") is None
+
+
 def is_stored(answer: Any) -> bool:
     """Whether an answer is a success, which is stored and replayed.
 
@@ -266,7 +272,9 @@ def account_parts(
         InvalidKeyError: The account's id can't be part of a key.
         InvalidRequestError: The account is neither an id nor an object.
     """
-    account = _member(context, "account_id") or params.get("account")
+    account = _member(context, "account_id")
+    if account is None or account == "":
+        account = params.get("account")
     if account is None:
         account = params.get("account_id")
         if account is None:

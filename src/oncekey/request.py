@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
-import re
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, overload
 
 from oncekey._core import call as engine
-from oncekey._core.arguments import Arguments, as_dict, identity
+from oncekey._core.arguments import (
+    Arguments,
+    ToolContext,
+    as_dict,
+    awaited,
+    identity,
+    like,
+    may_give_awaitable,
+    name_of,
+    not_awaitable,
+)
 from oncekey._core.counted import Counted
 from oncekey._core.flows import Plan
-from oncekey._core.limiter import InsertLimiter
+from oncekey._core.profiles import STRICT_KEY, OnCancel, Rules, check_on_cancel
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
@@ -23,10 +33,11 @@ from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
     check_transactional,
+    in_transaction,
     takes_parameter,
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
-from oncekey.adcp import account_parts, field_of, is_stored, with_envelope
+from oncekey.adcp import account_parts, is_stored, no_error, with_envelope
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -47,9 +58,6 @@ MAX_TTL_SECONDS = 604_800
 MAX_KEY = 255
 SKEW_SECONDS = 60
 REMEMBER_SECONDS = 604_800
-INSERT_WINDOWS = ((60 * 60, 60), (300 * 10, 10))  # 60/s over a minute, 300/s over ten seconds
-READ_WINDOWS = ((300 * 60, 60), (1500 * 10, 10))  # of handlers that change nothing
-STRICT_KEY = re.compile(r"[A-Za-z0-9_.:-]{16,255}\Z")
 
 F = TypeVar("F", bound=Callable[..., Any])
 HashFunction = Callable[[dict[str, Any]], str]
@@ -65,40 +73,8 @@ class _How:
     transactional: bool
     on: Any
     error_answer: ErrorAnswer | None
-
-
-@dataclass
-class ToolContext:
-    """Who is calling. Any object or dict with these names does as well.
-
-    Attributes:
-        caller_identity: The authenticated principal, stable and never from the payload.
-        tenant_id: Where principals are unique only within a tenant.
-        account_id: What the account that the request names was resolved to, where accounts are part
-            of the scope. Without it they are told apart by what the request says.
-    """
-
-    caller_identity: str | None = None
-    tenant_id: str | None = None
-    account_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """The rules that differ between the profiles; each can be set alone."""
-
-    require_principal: bool
-    reject_expired: bool
-    limit_inserts: bool
-    strict_keys: bool
-    mark_replays: bool
-    bind_operation: bool
-
-
-PROFILES: Final[dict[str, _Rules]] = {
-    "classic": _Rules(False, False, False, False, False, False),
-    "adcp-3.2": _Rules(True, True, True, True, True, True),
-}
+    on_cancel: OnCancel
+    plan: Plan
 
 
 class IdempotencyStore:
@@ -135,6 +111,13 @@ class IdempotencyStore:
         in_flight_max_seconds: How long a live one may keep its claim. Default: an hour.
         max_answer_bytes: Larger answers are not kept; the call still counts as done.
         raise_on_persist_error: Raise if an answer could not be stored, instead of a warning.
+        on_cancel: What becomes of an async handler whose caller is cancelled: a client that hung
+            up, a timeout. ``finish``: it goes on in a task of its own and its answer is stored, so
+            that the retry gets it; at most for ``in_flight_max_seconds``. ``lease``: it is
+            cancelled, and as what it did is unknown, the key is held until its lease ends.
+            ``release``: it is cancelled and the key is free at once, for what may run twice.
+        ignore_defaults: A field of a Pydantic request that is set to its default equals one that
+            is left out.
 
     Raises:
         ValueError: ``ttl_seconds`` is out of bounds, or another option is.
@@ -173,16 +156,28 @@ class IdempotencyStore:
         in_flight_max_seconds: int | None = None,
         max_answer_bytes: int = 1_048_576,
         raise_on_persist_error: bool = False,
+        on_cancel: OnCancel = "finish",
+        ignore_defaults: bool = False,
     ) -> None:
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one hour to seven "
                 f"days), got {ttl_seconds}"
             )
-        if profile not in PROFILES:
-            raise PolicyError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+        self.rules = Rules.of(
+            profile,
+            require_principal,
+            reject_expired,
+            limit_inserts,
+            strict_keys,
+            mark_replays,
+            bind_operation,
+        )
         if on_in_flight not in ("wait", "reject"):
             raise PolicyError(f"on_in_flight must be 'wait' or 'reject', got {on_in_flight!r}")
+        self.on_cancel = check_on_cancel(on_cancel)
+        self.ignore_defaults = ignore_defaults
+        self._finishing: set[asyncio.Task[Any]] = set()
         longest = 3600 if in_flight_max_seconds is None else in_flight_max_seconds
         lease = min(30, longest) if lease_seconds is None else lease_seconds
         if not lease <= longest <= ttl_seconds:
@@ -190,20 +185,6 @@ class IdempotencyStore:
                 f"in_flight_max_seconds must be between lease_seconds ({lease}) and ttl_seconds "
                 f"({ttl_seconds}), got {longest}"
             )
-        base = PROFILES[profile]
-        self.rules = _Rules(
-            *(
-                getattr(base, name) if value is None else value
-                for name, value in (
-                    ("require_principal", require_principal),
-                    ("reject_expired", reject_expired),
-                    ("limit_inserts", limit_inserts),
-                    ("strict_keys", strict_keys),
-                    ("mark_replays", mark_replays),
-                    ("bind_operation", bind_operation),
-                )
-            )
-        )
         self.backend = backend
         self.ttl_seconds = ttl_seconds
         self.raise_on_persist_error = raise_on_persist_error
@@ -212,7 +193,7 @@ class IdempotencyStore:
         self._states_lease = leased or profile != "classic"
         self.in_flight_max_seconds = longest
         self._salt = account_salt.encode() if isinstance(account_salt, str) else account_salt
-        self._keeps = is_stored if profile == "adcp-3.2" else _no_error
+        self._keeps = is_stored if profile == "adcp-3.2" else no_error
         self._plan = Plan.of(
             Policy(
                 ttl=ttl_seconds,
@@ -224,12 +205,7 @@ class IdempotencyStore:
                 remember_expired=REMEMBER_SECONDS if self.rules.reject_expired else 0,
             )
         )
-        self._limiters: tuple[InsertLimiter, InsertLimiter] | None = None
-        if self.rules.limit_inserts:
-            self._limiters = (
-                InsertLimiter(INSERT_WINDOWS, clock),
-                InsertLimiter(READ_WINDOWS, clock),
-            )
+        self._limiters = self.rules.limiters(clock)
         self._missing_principal_warned = False
         store = backend
         if not isinstance(store, Store):
@@ -250,6 +226,20 @@ class IdempotencyStore:
             declared["in_flight_max_seconds"] = self.in_flight_max_seconds
         return declared
 
+    async def drain(self, seconds: float = 30) -> int:
+        """Wait for handlers that go on without their caller, before the loop ends.
+
+        Args:
+            seconds: For how long, at most.
+
+        Returns:
+            How many are still running. They are cut off with the loop, and their keys are held
+            until their leases end.
+        """
+        loop = asyncio.get_running_loop()
+        mine = [task for task in self._finishing if task.get_loop() is loop]
+        return len((await asyncio.wait(mine, timeout=seconds))[1]) if mine else 0
+
     @overload
     def wrap(self, handler: F) -> F: ...
     @overload
@@ -262,6 +252,7 @@ class IdempotencyStore:
         transactional: bool = False,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
+        on_cancel: OnCancel | None = None,
     ) -> Callable[[F], F]: ...
     def wrap(
         self,
@@ -273,6 +264,7 @@ class IdempotencyStore:
         transactional: bool = False,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
+        on_cancel: OnCancel | None = None,
     ) -> Callable[..., Any]:
         """Decorate ``handler(self, params, context=None, ...)``, sync or async, method or function.
 
@@ -296,47 +288,62 @@ class IdempotencyStore:
                 sessionmaker, or a function that gives the current connection or session.
             error_answer: With ``transactional``: makes an answer of an exception, which is stored
                 and given to the caller, with the handler's writes rolled back.
+            on_cancel: What becomes of the handler if its caller is cancelled. Default: as the store
+                says; ``release`` with ``read_only``. A transaction is always rolled back.
 
         Raises:
             BackendMismatchError: A sync handler over an async backend, or the other way round.
             TransactionRefusedError: ``transactional`` on a backend without transactions.
+            PolicyError: ``on_cancel`` with ``transactional``.
         """
         if isinstance(handler, (staticmethod, classmethod)):
             raise BackendMismatchError(
                 "put wrap closest to the function: @staticmethod or @classmethod above @store.wrap"
             )
-        how = _How(operation, validate, read_only, transactional, on, error_answer)
+        if transactional and on_cancel is not None:
+            raise PolicyError(
+                "a transaction that is cancelled is rolled back, so that nothing was done: leave "
+                "on_cancel out"
+            )
+        default: OnCancel = "release" if read_only else self.on_cancel
+        then = default if on_cancel is None else check_on_cancel(on_cancel)
+        plan = replace(self._plan, retry_safe=True) if then == "release" else self._plan
+        how = _How(operation, validate, read_only, transactional, on, error_answer, then, plan)
         if handler is None:
             return functools.partial(self._wrap, how=how)
         return self._wrap(handler, how=how)
 
     def _wrap(self, handler: Callable[..., Any], *, how: _How) -> Callable[..., Any]:
-        name = how.operation or str(getattr(handler, "__name__", "handler"))
+        name = how.operation or name_of(handler)
         request = Arguments(handler, name)
         store = self._store
         takes_tx = how.transactional and takes_parameter(handler, "tx")
         if how.transactional:
             check_transactional(store)
-        if engine.is_async(handler):
+        asynchron, target = engine.is_async(handler), handler
+        if not asynchron and may_give_awaitable(handler):
+            asynchron = isinstance(store, AsyncStore)
+            target = functools.partial(awaited if asynchron else not_awaitable, handler)
+        if asynchron:
             if not isinstance(store, AsyncStore):
                 raise BackendMismatchError(
                     f"{name} is async but {type(store).__name__} is a sync backend: pass "
                     "MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
                 )
 
-            @functools.wraps(handler)
+            @like(handler)
             async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                 raw, context = request.find(args, kwargs)
-                params = as_dict(raw)
+                params = as_dict(raw, self.ignore_defaults)
                 try:
                     call = self._prepare(request, how, params, context)
                     if call is None:
-                        return self._answer(params, await handler(*args, **kwargs), False)
+                        return self._answer(params, await target(*args, **kwargs), False)
                     job = call.job
                     wait = call.wait()
                     if wait is not None and await store.read(job.key) is None:
                         raise IdempotencyRateLimitedError(name, wait)
-                    with call.counted(handler) as runs:
+                    with call.counted(target) as runs:
                         if how.transactional:
                             result = await acall_in_transaction(
                                 store,
@@ -356,22 +363,22 @@ class IdempotencyStore:
         if not isinstance(store, Store):
             raise BackendMismatchError(
                 f"{name} is not async but {type(store).__name__} is an async backend: pass "
-                "MemoryStore(), SQLiteStore('file.db') or connect(url)"
+                "MemoryStore(), SQLiteStore('file.db') or connect(url), or write async def"
             )
 
-        @functools.wraps(handler)
+        @like(handler)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             raw, context = request.find(args, kwargs)
-            params = as_dict(raw)
+            params = as_dict(raw, self.ignore_defaults)
             try:
                 call = self._prepare(request, how, params, context)
                 if call is None:
-                    return self._answer(params, handler(*args, **kwargs), False)
+                    return self._answer(params, target(*args, **kwargs), False)
                 job = call.job
                 wait = call.wait()
                 if wait is not None and store.read(job.key) is None:
                     raise IdempotencyRateLimitedError(name, wait)
-                with call.counted(handler) as runs:
+                with call.counted(target) as runs:
                     if how.transactional:
                         result = call_in_transaction(
                             store,
@@ -428,11 +435,13 @@ class IdempotencyStore:
         job = engine.Job(
             Key(Scope("request", scopes[0]), name),
             mark.encode(),
-            self._plan,
+            how.plan,
             request.codec,
             operation,
             self._keeps,
             self.raise_on_persist_error,
+            # Not in a transaction of the caller's, which ends with the caller.
+            self._finishing if how.on_cancel == "finish" and not in_transaction() else None,
         )
         limiter = None if self._limiters is None else self._limiters[how.read_only]
         return Counted(job, limiter, scopes[1])
@@ -444,9 +453,6 @@ class IdempotencyStore:
         principal, tenant = identity(context)
         if principal is None:
             return None
-        for part, what in ((principal, "caller_identity"), (tenant, "tenant_id")):
-            if part is not None:
-                check_text(part, what)
         agent = join_scope(principal) if tenant is None else join_scope(tenant, principal)
         if not self.rules.bind_operation:
             return agent, agent
@@ -456,7 +462,7 @@ class IdempotencyStore:
             session = ("session", check_text(params["session_id"], "session_id"))
         if not account and not session:
             return agent, agent
-        first = (tenant or "", principal)
+        first = ("" if tenant is None else tenant, principal)
         return join_scope(*first, *account, *session), join_scope(*first, *account)
 
     def _answer(self, params: dict[str, Any], value: Any, replayed: bool) -> Any:
@@ -484,8 +490,3 @@ class IdempotencyStore:
 
 def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:
     return {**kwargs, "tx": tx} if wanted else kwargs
-
-
-def _no_error(value: Any) -> bool:
-    """Whether an answer is a success, where nothing else is known of its shape."""
-    return not field_of(value, "errors") and field_of(value, "adcp_error") is None

@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
+from uuid import UUID
 
+from oncekey._core.call import is_async
 from oncekey._core.codec import Codec
-from oncekey.errors import InvalidRequestError
+from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequestError
+from oncekey.models import check_text, identity_text
 
-__all__ = ["Arguments", "as_dict", "identity"]
+__all__ = [
+    "Arguments",
+    "Identity",
+    "ToolContext",
+    "as_dict",
+    "awaited",
+    "identity",
+    "like",
+    "may_give_awaitable",
+    "name_of",
+    "not_awaitable",
+]
+
+Identity = str | int | UUID
+"""What a principal or a tenant is named by. ``1``, ``"1"`` and a UUID of that text are three."""
+
+
+@dataclass
+class ToolContext:
+    """Who is calling. Any object or dict with these names does as well.
+
+    Attributes:
+        caller_identity: The authenticated principal, stable and never from the payload: text, an
+            integer or a UUID. ``1`` and ``"1"`` are two callers.
+        tenant_id: Where principals are unique only within a tenant.
+        account_id: What the account that the request names was resolved to, where accounts are part
+            of the scope. Without it they are told apart by what the request says.
+    """
+
+    caller_identity: Identity | None = None
+    tenant_id: Identity | None = None
+    account_id: str | None = None
+
+
+def like(handler: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``functools.wraps``, also for mocks, whose name need not be text."""
+
+    def decorate(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(wrapper, name, getattr(handler, name))
+        return functools.update_wrapper(wrapper, handler, assigned=())
+
+    return decorate
+
+
+def name_of(handler: Callable[..., Any]) -> str:
+    """A handler's own name."""
+    name = getattr(handler, "__name__", None)
+    return name if isinstance(name, str) else "handler"
 
 
 class Arguments:
@@ -24,6 +79,7 @@ class Arguments:
             if parameter.kind
             in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         ]
+        self.names = names
         first = 1 if names and names[0] in ("self", "cls") else 0
         self.params_at: int | None = None
         if "params" in names:
@@ -56,6 +112,7 @@ class Arguments:
         if (
             after is not None
             and len(args) > after
+            and self.names[after : after + 1] != [self.context_name]
             and not _looks_like_request(params)
             and _looks_like_request(args[after])
         ):  # a method whose first argument has another name than self
@@ -70,21 +127,77 @@ class Arguments:
         return params, context
 
 
+def may_give_awaitable(handler: Callable[..., Any]) -> bool:
+    """Whether a function that is not async may be a decorator's around one that is.
+
+    It says so by ``__wrapped__``, or takes any arguments and so says nothing of itself.
+    """
+    target: Any = handler
+    for _ in range(16):
+        while isinstance(target, functools.partial):
+            target = target.func
+        if is_async(target):
+            return True
+        inner = getattr(target, "__wrapped__", None)
+        if inner is None:
+            break
+        target = inner
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(target).parameters.values()
+    return bool(found) and all(parameter.kind in variadic for parameter in found)
+
+
+async def awaited(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that may give something to await."""
+    value = handler(*args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+def not_awaitable(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that must not.
+
+    Raises:
+        BackendMismatchError: It does. A coroutine has not begun yet, so nothing was done.
+    """
+    value = handler(*args, **kwargs)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise BackendMismatchError(
+            "the handler gave something to await, but the backend is a sync one: pass "
+            "MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
+        )
+    return value
+
+
 def _looks_like_request(value: object) -> bool:
-    return isinstance(value, Mapping) or hasattr(type(value), "model_dump")
+    kind = type(value)
+    return (
+        isinstance(value, Mapping)
+        or hasattr(kind, "model_dump")
+        or hasattr(value, "idempotency_key")
+    )
 
 
-def as_dict(value: Any) -> dict[str, Any]:
-    """A request as a dict. Of a Pydantic model, the fields that were set: missing is not null."""
+def as_dict(value: Any, ignore_defaults: bool = False) -> dict[str, Any]:
+    """A request as a dict. Of a Pydantic model, the fields that were set: missing is not null.
+
+    The key always counts, also one that the model made itself. With ``ignore_defaults``, a field
+    that was set to its default counts as one that was left out.
+    """
     if isinstance(value, dict):
         return value
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "model_dump"):
-        dumped = value.model_dump(mode="json", exclude_unset=True)
+        said = {"exclude_unset": True, **({"exclude_defaults": True} if ignore_defaults else {})}
+        dumped = value.model_dump(mode="json", **said)
         if isinstance(dumped, dict):
             # JSON mode masks secrets, and all masked secrets are alike: compare the real ones.
-            return cast("dict[str, Any]", _revealed(dumped, value.model_dump(exclude_unset=True)))
+            found = cast("dict[str, Any]", _revealed(dumped, value.model_dump(**said)))
+            if "idempotency_key" not in found and hasattr(value, "idempotency_key"):
+                found.update(value.model_dump(mode="json", include={"idempotency_key"}))
+            return found
     if value is None:
         return {}
     if hasattr(value, "__dict__"):
@@ -106,19 +219,35 @@ def _revealed(dumped: Any, real: Any) -> Any:
     return secret.hex() if isinstance(secret, bytes) else secret
 
 
-def identity(context: Any) -> tuple[str | None, str | None]:
-    """The principal and the tenant of a context: an object or a dict."""
-    if context is None:
-        return None, None
+def identity(context: Any) -> tuple[Identity | None, Identity | None]:
+    """The principal and the tenant of a context: an object or a dict.
+
+    Raises:
+        InvalidKeyError: One of them is there but can't name anybody. It is never passed over: two
+            callers who differ in nothing else would share their keys.
+    """
 
     def get(source: Any, name: str) -> Any:
         return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
-    def text(value: Any) -> str | None:
-        return value if isinstance(value, str) and value else None
+    def named(source: Any, name: str, what: str = "") -> Identity | None:
+        found = None if source is None else get(source, name)
+        if found is None or (isinstance(found, str) and not found):
+            return None
+        what = what or name
+        if isinstance(found, str):
+            return check_text(found, what)
+        if isinstance(found, (int, UUID)):
+            identity_text(found, what)
+            return found
+        raise InvalidKeyError(
+            f"{what} must be a str, an int or a UUID, got a {type(found).__name__}: pass the id of "
+            "the caller, not the object"
+        )
 
-    principal = text(get(context, "caller_identity")) or text(get(context, "principal_id"))
+    principal = named(context, "caller_identity")
     if principal is None:
-        holder = get(context, "principal")
-        principal = None if holder is None else text(get(holder, "id"))
-    return principal, text(get(context, "tenant_id"))
+        principal = named(context, "principal_id")
+    if principal is None and context is not None:
+        principal = named(get(context, "principal"), "id", "principal.id")
+    return principal, named(context, "tenant_id")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import inspect
 import logging
@@ -75,6 +76,8 @@ class Job(NamedTuple):
     operation: str
     keeps: Callable[[Any], bool] = lambda value: True  # whether this answer is a success
     strict: bool = True  # raise if the outcome could not be recorded, else warn and go on
+    # Where the tasks of handlers are kept that go on without their caller. ``None``: none does.
+    finishing: set[asyncio.Task[Any]] | None = None
 
 
 class Result(NamedTuple):
@@ -89,7 +92,7 @@ def is_async(handler: Callable[..., Any]) -> bool:
     target = handler
     while isinstance(target, functools.partial):
         target = target.func
-    if inspect.iscoroutinefunction(target):
+    if asyncio.iscoroutinefunction(target):  # unlike the one of inspect, it knows all mocks
         return True
     return inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
@@ -333,6 +336,15 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
         if claim.verdict is Verdict.REPLAY:
             return Result(job.codec.decode(claim.answer or b"j"), True)
         raise refusal(claim, job.operation, job.plan.terms)
+    if job.finishing is None:
+        return await _arun(store, job, claim, handler)
+    return await _outliving(_arun(store, job, claim, handler), job, claim, job.finishing)
+
+
+async def _arun(
+    store: AsyncStore, job: Job, claim: Claim, handler: Callable[[], Awaitable[Any]]
+) -> Result:
+    """Run the handler of a claim that was won, and record the outcome."""
     try:
         with guarded(store, job, claim):
             value = await handler()
@@ -342,6 +354,58 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
         await agive_up(store, job, claim, error)
         raise
     return await arecord(store, job, claim, value)
+
+
+FINISH_SECONDS = 3600.0  # how long a handler may go on without its caller, if nothing else is said
+
+
+async def _outliving(
+    work: Coroutine[Any, Any, T], job: Job, claim: Claim, kept: set[asyncio.Task[Any]]
+) -> T:
+    """Wait for ``work`` in a task of its own, which goes on if this one is cancelled.
+
+    It has until ``max_run`` from its claim. Then it is cancelled, as it is if the loop ends, and
+    the lease decides when another may run.
+    """
+    loop = asyncio.get_running_loop()
+    context = contextvars.copy_context()
+    task = loop.create_task(work, context=context)
+    kept.add(task)
+    task.add_done_callback(kept.discard)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        plan = job.plan
+        longest = FINISH_SECONDS if plan.max_run is None else plan.max_run
+        left = claim.started + longest - plan.monotonic()
+        bound = loop.call_later(max(0.0, left), task.cancel)
+        task.add_done_callback(functools.partial(_finished_alone, job, bound))
+        raise
+    for name, value in context.items():  # what the handler has set is seen as if it ran here
+        if name.get(None) is not value:
+            name.set(value)
+    return task.result()
+
+
+def _finished_alone(job: Job, bound: asyncio.TimerHandle, task: asyncio.Task[Any]) -> None:
+    """Nobody waits for this outcome any more: say what is lost with it."""
+    bound.cancel()
+    if task.cancelled():
+        logger.warning(
+            "%s was cut off after its caller had gone (scope=%s key=%s): what it did is unknown, "
+            "and the lease decides when a retry may run",
+            job.operation,
+            job.key.scope.hash,
+            job.key.shown,
+        )
+    elif (error := task.exception()) is not None:
+        logger.warning(
+            "%s failed after its caller had gone (scope=%s key=%s)",
+            job.operation,
+            job.key.scope.hash,
+            job.key.shown,
+            exc_info=error,
+        )
 
 
 class guarded(AsyncBeat):  # noqa: N801 - read as `with guarded(...)`

@@ -184,7 +184,7 @@ class _Deferred:
         self._try(frame.f_locals)  # where the decorator stands; kept only if it resolves
 
     def _try(self, names: Mapping[str, Any]) -> None:
-        raw = getattr(self.function, "__annotations__", {}).get("return", Any)
+        raw = (getattr(self.function, "__annotations__", None) or {}).get("return", Any)
         if not isinstance(raw, str):
             self._found = type(None) if raw is None else raw
             return

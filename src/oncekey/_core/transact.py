@@ -42,6 +42,7 @@ __all__ = [
     "call_in_transaction",
     "check_transactional",
     "current_transaction",
+    "in_transaction",
     "takes_parameter",
 ]
 
@@ -92,6 +93,11 @@ def current_transaction() -> Tx:
             "inside a function or block that transaction() or wrap(transactional=True) guards"
         )
     return tx
+
+
+def in_transaction() -> bool:
+    """Whether a transactional handler is running here."""
+    return _current.get(None) is not None
 
 
 class _InHand:

@@ -12,12 +12,22 @@ import time
 import warnings
 import weakref
 from typing import Any
+from uuid import UUID
 
 from oncekey._core.codec import decode_json, encode_json
 from oncekey._core.flows import new_owner
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend
 from oncekey.errors import BackendMismatchError, StoreError
-from oncekey.models import CachedResponse, ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import (
+    CachedResponse,
+    ClaimReply,
+    Key,
+    Record,
+    State,
+    Terms,
+    Verdict,
+    identity_text,
+)
 from oncekey.stores._answers import Answers
 from oncekey.stores.memory import MemoryStore
 
@@ -28,13 +38,17 @@ _WRAPPED = "__oncekey_answer__"
 _LEASE = Terms(lease_ms=60_000, ttl_ms=60_000)
 
 
-def join_scope(*parts: str) -> str:
+def join_scope(*parts: str | int | UUID) -> str:
     """One string for a list of parts, different for every different list.
 
-    A single ordinary part stays as it is; ordinary parts are joined with U+001E.
+    A single ordinary text stays as it is; ordinary texts are joined with U+001E. Numbers and UUIDs
+    begin with an escape that no text has: ``1`` and ``"1"`` are different.
     """
     return _SEPARATOR.join(
-        part.replace(_ESCAPE, _ESCAPE + "1").replace(_SEPARATOR, _ESCAPE + "0") for part in parts
+        part.replace(_ESCAPE, _ESCAPE + "1").replace(_SEPARATOR, _ESCAPE + "0")
+        if isinstance(part, str)
+        else _ESCAPE + identity_text(part, "scope")
+        for part in parts
     )
 
 
