@@ -159,7 +159,9 @@ class _Claim(Scripted):
     def results(self, jobs: list[Job], reply: Any) -> None:
         for job, item in zip(jobs, reply, strict=True):
             if type(item) is int:
-                job.result = _new(ClaimReply, (_WON, item, job.args[1].lease_ms, 1, None, False))
+                job.result = _new(
+                    ClaimReply, (_WON, item, job.args[1].lease_ms, 1, None, False, False)
+                )
             else:
                 verdict, fence, left, attempts, answer, takeover = item
                 job.result = ClaimReply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -89,7 +90,7 @@ def _find(url: str, function: str) -> Callable[..., object]:
             "sqlite:///file.db"
         )
     scheme = _scheme(url)
-    if "://" not in url or not scheme:
+    if "://" not in url or not re.fullmatch(r"[a-z0-9+.-]+", scheme):
         raise StoreConfigError("that is not a store URL: write memory:// or sqlite:///file.db")
     known = SCHEMES.get(scheme)
     if known is not None:
