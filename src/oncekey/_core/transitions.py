@@ -167,7 +167,7 @@ def _take(
             None,
         ),
     )
-    reply = _new(ClaimReply, (_WON, fence, terms.lease_ms, attempts, None, takeover))
+    reply = _new(ClaimReply, (_WON, fence, terms.lease_ms, attempts, None, takeover, False))
     return reply, record
 
 
