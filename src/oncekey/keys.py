@@ -9,7 +9,7 @@ event: each retry would look new, and the work would run again.
 ``payload_hash``            the payload carries a hash of its own
 ``json_path``               the id is somewhere else in the body
 ``hmac_key``                ids can be guessed or reused, and you share a secret
-``signature_bound``         there is no id, and one body always has one signature
+``signature_bound``         there is no id, and each retry is the same signed message
 ``ulid``                    you are the *producer*, and make the key yourself
 ==========================  ==============================================================
 
@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from oncekey.canonical import canonicalize, canonicalize_json
 from oncekey.errors import InvalidKeyError, PolicyError
@@ -137,21 +137,30 @@ def hmac_key(event_id: str, payload: object, secret: bytes | str) -> str:
     return hmac.digest(_utf8(secret, "the secret"), message, "sha256").hex()
 
 
-def signature_bound(payload: object, signature: bytes | str) -> str:
-    """Return SHA-256 over a *verified* signature and the payload, as 64 hex digits.
+class _Proven(Protocol):
+    @property
+    def message_digest(self) -> str: ...
 
-    The same body under another signature is another key. That fits schemes whose signature
+
+def signature_bound(payload: object, signature: bytes | str | _Proven) -> str:
+    """Return SHA-256 over what was *verified* and the payload, as 64 hex digits.
+
+    The same body under another signed message is another key. That fits schemes whose signature
     depends on the body alone, like GitHub's. Where a timestamp is signed too (Stripe, Slack,
     Standard Webhooks), each retry is signed anew and would get a new key: use ``event_id``.
 
     Args:
         payload: The raw body as ``bytes``, taken as it is, or a JSON value, canonicalised.
-        signature: The signature that was verified; never one that was not.
+        signature: The verdict, or its ``message_digest``; from a verifier of your own the
+            signature that was verified, if one message has only one: an ECDSA signature has a
+            second form that is right too, and of two signatures one can be left out.
 
     Raises:
         InvalidKeyError: If ``signature`` is empty or not encodable.
         CanonicalJSONError: If ``payload`` is a value without a canonical form.
     """
+    if not isinstance(signature, (bytes, str)):
+        signature = signature.message_digest
     if not signature:
         raise InvalidKeyError("the signature is empty; verify the delivery first and pass it on")
     body = payload if isinstance(payload, bytes) else canonicalize(payload)

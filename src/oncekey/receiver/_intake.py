@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey._core.call import CURRENT, Job, Result
 from oncekey._core.codec import Codec
-from oncekey._core.flows import Claim, Plan
+from oncekey._core.flows import Claim, Plan, new_owner
 from oncekey._core.limiter import InsertLimiter
 from oncekey.canonical import canonicalize_json
 from oncekey.errors import (
@@ -30,7 +30,9 @@ from oncekey.errors import (
     PolicyError,
     StoreError,
 )
-from oncekey.models import Key, Scope, check_text
+from oncekey.instrument.events import EventKind, emit
+from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
+from oncekey.models import Verdict as Answer
 from oncekey.policy import milliseconds
 from oncekey.receiver._unhandled import TypesSeen
 from oncekey.receiver.audit import AuditEntry
@@ -70,6 +72,8 @@ _TOLD: Final = {
 # Genuine or not, these can't be read: no sender needs to look for a wrong key.
 _MALFORMED: Final = ("body_malformed", "id_missing", "url_malformed", "webhook_body_malformed")
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_REPLAYED: Final = "replayed"
+_GUARD_LEASE_MS: Final = 1000  # nobody works under it: who comes again with the same id goes on
 _WORST: Final = ("unavailable", "failed", "unhandled", "in_flight", "limited", "conflict")
 
 
@@ -90,6 +94,7 @@ class Work(NamedTuple):
     sender: VerifiedWebhookSender
     item: Item
     delivery: Delivery
+    guard: Key | None = None  # the signed message, where its id is not signed
 
     def event(self, claim: Claim | None = None, late: bool = False) -> WebhookEvent:
         """The event as its handler gets it. A duplicate never needs one."""
@@ -125,7 +130,7 @@ class Intake:
         self.plan = Plan(terms, wait, None, MAX_ANSWER_BYTES, False)
         self.operation = f"webhook {provider.name}"
         self._types_seen = TypesSeen(provider.title, self.operation, strict=settings.strict_types)
-        self._senders: dict[VerifiedWebhookSender, tuple[str, Scope]] = {}
+        self._senders: dict[VerifiedWebhookSender, tuple[str, Scope, Scope]] = {}
         self.handlers: dict[str, Handler] = {}
         self.fallback: Handler | None = None
         self.codec = Codec()
@@ -136,6 +141,10 @@ class Intake:
         self._types = tuple(kind.lower() for kind in settings.content_types)
         self._per_key = _limiter(settings.per_key)
         self._per_sender = _limiter(settings.per_sender)
+        # As long as the id is known, late or not: then both are forgotten.
+        self._guard_terms = Terms(
+            lease_ms=_GUARD_LEASE_MS, ttl_ms=terms.ttl_ms + terms.remember_ms, sticky=True
+        )
         if settings.replay_guard and provider.tolerance is not None and provider.id_is_signed:
             raise PolicyError(
                 f"replay_guard is for providers whose ids are not signed; {provider.name} signs its"
@@ -181,7 +190,10 @@ class Intake:
         items = self.provider.items(delivery.headers, delivery.body, verdict.payload)
         if len(items) > MAX_ITEMS:
             raise InvalidKeyError(f"a batch of {len(items)} events: at most {MAX_ITEMS} are taken")
-        return [self._work(delivery, verdict, sender, item) for item in items]
+        return [
+            self._work(delivery, verdict, sender, item, position)
+            for position, item in enumerate(items)
+        ]
 
     def _sender(self, verdict: Verdict) -> VerifiedWebhookSender:
         sender = verdict.sender
@@ -191,19 +203,28 @@ class Intake:
         publisher = publishers.get(sender.key_id) if publishers else None
         return dataclasses.replace(sender, publisher=publisher) if publisher else sender
 
-    def _scope(self, sender: VerifiedWebhookSender) -> tuple[str, Scope]:
-        """The sender's name and the scope of its keys. Most receivers ever see one sender."""
+    def _scope(self, sender: VerifiedWebhookSender) -> tuple[str, Scope, Scope]:
+        """The sender's name, the scope of its keys and of its signed messages.
+
+        Most receivers ever see one sender.
+        """
         known = self._senders.get(sender)
         if known is None:
             if len(self._senders) >= SENDERS_KEPT:
                 self._senders.clear()
             identity = sender.as_sender_identity()
-            known = (identity, Scope("webhook", self.namespace, identity))
+            parts = ("webhook", self.namespace, identity)
+            known = (identity, Scope(*parts), Scope(*parts, "signed messages"))
             self._senders[sender] = known
         return known
 
     def _work(
-        self, delivery: Delivery, verdict: Verdict, sender: VerifiedWebhookSender, item: Item
+        self,
+        delivery: Delivery,
+        verdict: Verdict,
+        sender: VerifiedWebhookSender,
+        item: Item,
+        position: int,
     ) -> Work | Outcome:
         kind = item.event_type or ""
         handler = self.handlers.get(kind, self.fallback)
@@ -213,32 +234,64 @@ class Intake:
             return Outcome(name, kind[:64], wait)
         payload = item.payload if item.payload is not None else delivery.body
         name = self._name(verdict, item, payload)
-        identity, scope = self._scope(sender)
-        for limiter, counted in ((self._per_sender, identity), (self._per_key, identity + name)):
+        identity, scope, messages = self._scope(sender)
+        guard = self._guard(verdict, messages, kind, position)
+        # The signed message before its id, which may be another each time.
+        named = [(self._per_key, one) for one in (guard.name if guard else "", name) if one]
+        for limiter, counted in ((self._per_sender, ""), *named):
             if limiter is not None:
-                wait = limiter.admit(counted)
+                wait = limiter.admit(identity + counted)
                 if wait is not None:
                     return Outcome("limited", retry_after=wait)
         mark = _fingerprint(item, delivery.body) if self.compares else b""
         job = Job(Key(scope, name), mark, self.plan, self.codec, self.operation)
-        return Work(job, handler, sender, item, delivery)
+        return Work(job, handler, sender, item, delivery, guard)
 
     def _name(self, verdict: Verdict, item: Item, payload: Any) -> str:
         """The key of an event."""
         if self.settings.key is not None:
             return check_text(_key_of(self.settings.key, payload), "the key of a webhook")
-        guarded = self.settings.replay_guard and not verdict.id_is_signed
         name = item.event_id
-        if guarded or (name is None and self.provider.batch is None and not self.provider.event_id):
-            # One body, one signature: whatever id it comes under.
-            digest = hashlib.sha256(verdict.signature.encode()).hexdigest()
-            return f"signature:{digest}"
+        if name is None and self.provider.batch is None and not self.provider.event_id:
+            return _signed_name(verdict)
         if name is None:
             raise InvalidKeyError(
                 f"this {self.provider.title} delivery has no event id: pass key= to the receiver, "
                 "a function of the payload"
             )
         return check_text(name, "the event id")
+
+    def _guard(self, verdict: Verdict, scope: Scope, kind: str, position: int) -> Key | None:
+        """The key of what was signed, where what names the event is not."""
+        mode = self.settings.replay_guard
+        signed = verdict.id_is_signed
+        if self.settings.key is not None:  # made of the payload
+            signed = getattr(self.provider, "body_is_signed", True)
+        if signed or mode is False:
+            return None
+        name = _signed_name(verdict)
+        if self.provider.batch:
+            name += f":{position}"
+        if mode == "per-type" and kind in self.handlers:  # a bounded number: nobody signs the type
+            name += f":{kind}"
+        return Key(scope, name)
+
+    def binding(self, work: Work, guard: Key) -> tuple[Key, bytes, bytes, Terms]:
+        """What to claim, so that a signed message stays with the id that it first came under."""
+        name = hashlib.sha256(work.job.key.name.encode()).hexdigest().encode()
+        return guard, new_owner(), name, self._guard_terms
+
+    def replayed(self, guard: Key, reply: ClaimReply) -> Outcome | None:
+        """What becomes of a signed message that came before under another id; else ``None``."""
+        if reply.verdict is not Answer.CONFLICT:
+            return None
+        emit(EventKind.CONFLICT, guard, self.operation, error=_REPLAYED)
+        logger.warning(
+            "%s: a signed message came again under another id, and was not handled again. If its "
+            "sender does that, see replay_guard=",
+            self.operation,
+        )
+        return Outcome("duplicate", code=_REPLAYED)
 
     # Handlers
 
@@ -288,7 +341,8 @@ class Intake:
     def answer(self, outcomes: list[Outcome]) -> WebhookResponse:
         """One answer for a delivery: the sender is told to retry if any event of it needs that."""
         if len(outcomes) == 1 and outcomes[0].name not in STATUS:  # most of them
-            return self._taken(outcomes[0].name)
+            name, code = outcomes[0][:2]
+            return self._taken(name, code if name == "duplicate" else "")
         names = tuple(outcome.name for outcome in outcomes)
         worst = next((name for name in _WORST if name in names), None)
         several = names if len(names) > 1 else ()
@@ -296,7 +350,7 @@ class Intake:
             name = next(
                 (one for one in ("handled", "dead", "duplicate") if one in names), "ignored"
             )
-            return self._taken(name, several)
+            return self._taken(name, "", several)
         which = next(outcome for outcome in outcomes if outcome.name == worst)
         waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after is not None]
         headers = {"Content-Type": "application/json"}
@@ -306,12 +360,12 @@ class Intake:
         body = json.dumps(told).encode()
         return WebhookResponse(STATUS[worst], headers, body, worst, which.code, several)
 
-    def _taken(self, name: str, several: tuple[str, ...] = ()) -> WebhookResponse:
+    def _taken(self, name: str, code: str, several: tuple[str, ...] = ()) -> WebhookResponse:
         ack = self.provider.ack
         headers = {"Content-Type": ack.content_type} if ack.body else {}
         if name == "ignored":
             headers["Oncekey-Outcome"] = name  # a 2xx that did nothing says so
-        return WebhookResponse(ack.status, headers, ack.body, name, "", several)
+        return WebhookResponse(ack.status, headers, ack.body, name, code, several)
 
     def audit(
         self,
@@ -349,6 +403,12 @@ class Intake:
                 sink(entry)
             except Exception:
                 logger.exception("the audit sink failed")
+
+
+def _signed_name(verdict: Verdict) -> str:
+    if not verdict.message_digest:  # no verifier of ours says ok without one
+        raise OncekeyError("the provider gave a verdict without the message that was signed")
+    return f"signed:{verdict.message_digest}"
 
 
 def _limiter(limit: tuple[int, int] | None) -> InsertLimiter | None:

@@ -178,7 +178,12 @@ class WebhookReceiver(_Receiver):
         return response
 
     def _handle(self, work: Work) -> Outcome:
+        intake, guard = self._intake, work.guard
         try:
+            if guard is not None:
+                reply = self._store.claim(*intake.binding(work, guard))
+                if (outcome := intake.replayed(guard, reply)) is not None:
+                    return outcome
             try:
                 return self._intake.outcome(self._run(work, work.job, late=False), None, False)
             except IdempotencyExpiredError:
@@ -279,7 +284,12 @@ class AsyncWebhookReceiver(_Receiver):
         return response
 
     async def _handle(self, work: Work) -> Outcome:
+        intake, guard = self._intake, work.guard
         try:
+            if guard is not None:
+                reply = await self._store.claim(*intake.binding(work, guard))
+                if (outcome := intake.replayed(guard, reply)) is not None:
+                    return outcome
             try:
                 result = await self._run(work, work.job, late=False)
                 return self._intake.outcome(result, None, False)

@@ -36,8 +36,10 @@ class Settings:
             ``reject`` answers 409. ``None``: as the provider's rules say.
         key: Which event a payload is: a function of the payload, for providers without an id, or
             to use another one. Never derive it from a timestamp or a retry counter.
-        replay_guard: Where the signature does not cover the id, take the signature as the key, so
-            that a captured delivery under a fresh id is a duplicate.
+        replay_guard: A signed message is taken under one id only, so that a captured delivery under
+            a fresh id is a duplicate. ``None``: wherever the signature does not cover the id.
+            ``"per-type"``: once for each type that has a handler of its own, for providers that
+            send one body as several types (Shopify). ``False``: under every id.
         transactional: Run handlers in a transaction of the store's database: their writes and the
             mark commit together.
         on: Where that transaction is, if not on the store's own connections.
@@ -64,7 +66,7 @@ class Settings:
     )
     on_changed: Literal["first-wins", "reject"] | None = None
     key: Callable[[Any], str] | None = None
-    replay_guard: bool = False
+    replay_guard: Literal["per-type"] | bool | None = None
     transactional: bool = False
     on: Any = None
     namespace: str = "webhook"
@@ -79,6 +81,11 @@ class Settings:
         if self.on_changed not in (None, "first-wins", "reject"):
             raise PolicyError(
                 f"on_changed must be 'first-wins' or 'reject', got {self.on_changed!r}"
+            )
+        if self.replay_guard not in (None, True, False, "per-type"):
+            raise PolicyError(
+                "replay_guard must be None (where ids are not signed), True, False or 'per-type', "
+                f"got {self.replay_guard!r}"
             )
         if self.max_body_bytes < 1:
             raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")

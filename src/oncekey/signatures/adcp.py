@@ -163,7 +163,7 @@ class AdcpProvider(CheckedProvider):
                 reject("revocation_stale", transient=self._revocations.is_down)
         if self._nonces is not None and self._nonces.is_full(key_id):  # 9a
             self._refuse_abuse(key_id)
-        self._check_signature(delivery, covered, key, signature)  # 10, 11
+        base = self._check_signature(delivery, covered, key, signature)  # 10, 11
         sender = self._sender(key_id)  # may fail, and must not cost the nonce then
         nonce = Nonce(key_id, str(params["nonce"]), lasting_ms(expires + SKEW_SECONDS - now))
         if self._nonces is not None:  # 12, 13
@@ -182,6 +182,7 @@ class AdcpProvider(CheckedProvider):
             timestamp=float(created),
             signature=encode(signature, "base64url"),
             nonce=nonce if self._nonces is None else None,
+            signed_message=base,
         )
 
     def with_nonces(self, nonces: Nonces) -> AdcpProvider:
@@ -194,7 +195,7 @@ class AdcpProvider(CheckedProvider):
 
     def _check_signature(
         self, delivery: Delivery, covered: SignatureInput, key: SignatureKey, signature: bytes
-    ) -> None:
+    ) -> bytes:
         target = self._target(delivery)
         try:
             base = signature_base(covered, lambda part: _value_of(delivery, target, part))
@@ -204,6 +205,7 @@ class AdcpProvider(CheckedProvider):
                 reject("digest_mismatch")
         except HeaderError:
             reject("header_malformed")
+        return base
 
     def _target(self, delivery: Delivery) -> Target:
         """The signed URL. ``Host`` must name the same host, unless the URL was pinned by hand.
@@ -426,6 +428,7 @@ class AdcpHmacProvider(HmacProvider):
             id_is_signed=True,
             timestamp=proof.timestamp,
             signature=proof.signature,
+            signed_message=proof.message,
         )
 
     def _item(self, headers: Headers, payload: Any) -> Item:

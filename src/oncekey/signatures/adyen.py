@@ -1,11 +1,13 @@
 """Adyen's payment notifications: each item of the batch is signed by itself, over eight fields.
 
 Nothing but those fields is signed: ``additionalData`` and ``reason`` are not. They are joined with
-colons and not escaped, so a merchant reference with a colon in it can be read in two ways.
+colons and not escaped, so only the merchant's own reference may hold one: else a part of it could
+be moved into another field, and one signed item would have two ids.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 from typing import Any, Final, cast
@@ -41,6 +43,9 @@ _FIELDS: Final = (
 )
 
 
+_FREE: Final = "merchantReference"
+
+
 class AdyenProvider(Provider):
     """Checks every item, not only the first."""
 
@@ -53,6 +58,13 @@ class AdyenProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(facts, **common)
+        place = self._id_place
+        read = [path for part in place.parts for path in part.paths] if place else []
+        if place and (place.headers or not {f"{_ITEM}.{one}" for one in _FIELDS} >= {*read}):
+            raise PolicyError(
+                f"Adyen signs {', '.join(_FIELDS)} of an item and nothing else: make event_id= of "
+                f"these, such as {_ITEM}.pspReference, or pass event_id=None and a key= of yours"
+            )
         self._keys: list[bytes] = []
         for one in as_secrets(facts, secret, previous):
             try:
@@ -68,10 +80,11 @@ class AdyenProvider(Provider):
         if not isinstance(found, list) or not found:
             raise Rejection("body_malformed", f"the body has no {_ITEMS}")
         check_batch(found)
-        signatures = [self._prove_item(one) for one in found]
-        return Proof(",".join(signatures), None, payload)
+        proofs = [self._prove_item(one) for one in found]
+        messages = b"".join(hashlib.sha256(message).digest() for _, message in proofs)
+        return Proof(",".join(text for text, _ in proofs), messages, None, payload)
 
-    def _prove_item(self, holder: Any) -> str:
+    def _prove_item(self, holder: Any) -> tuple[str, bytes]:
         item = value_at(holder, _ITEM)
         if not isinstance(item, dict):
             raise Rejection("body_malformed", f"an item has no {_ITEM}")
@@ -89,7 +102,7 @@ class AdyenProvider(Provider):
             matching |= hmac.compare_digest(hmac.digest(key, message, "sha256"), given)
         if not matching:
             raise Rejection("signature_mismatch", "an item of the batch is not signed by this key")
-        return encode(given, "base64")
+        return encode(given, "base64"), message
 
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest:
         payload = object_body(self.facts, request.body)
@@ -115,7 +128,10 @@ class AdyenProvider(Provider):
 
 
 def _signed_fields(item: dict[str, Any]) -> bytes:
-    return ":".join(_text(value_at(item, path), path) for path in _FIELDS).encode()
+    texts = [_text(value_at(item, path), path) for path in _FIELDS]
+    if any(":" in text for text, path in zip(texts, _FIELDS, strict=True) if path != _FREE):
+        raise Rejection("body_malformed", f"no field of an item but {_FREE} may hold a colon")
+    return ":".join(texts).encode()
 
 
 def _text(value: Any, path: str) -> str:

@@ -87,7 +87,7 @@ class KeyPairProvider(Provider):
         message = stamp.encode() + delivery.body
         if not any(self._signed_by(key, signature, message) for key in self._public):
             raise Rejection("signature_mismatch")
-        return Proof(encode(signature, self._encoding), timestamp)
+        return Proof(encode(signature, self._encoding), message, timestamp)
 
     def _signed_by(self, key: Any, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature

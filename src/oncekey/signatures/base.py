@@ -8,12 +8,13 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.options import Secrets, as_bytes, as_secrets
 from oncekey.signatures.places import Place, place, value_at
 from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
 from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
@@ -27,10 +28,9 @@ __all__ = [
     "Secrets",
     "SignedRequest",
     "UnreadableError",
+    "as_bytes",
     "as_secrets",
 ]
-
-Secrets = str | bytes | Sequence[str | bytes]
 
 DAY: Final = 86_400
 MAX_BATCH: Final = 10_000
@@ -75,11 +75,13 @@ class Proof(NamedTuple):
 
     Attributes:
         signature: The signature in its one spelling.
+        message: The bytes that it covers.
         timestamp: When it was signed, if the scheme says.
         payload: The parsed body, if the scheme had to parse it.
     """
 
     signature: str
+    message: bytes
     timestamp: float | None = None
     payload: Any = None
 
@@ -127,6 +129,7 @@ class Provider(ABC):
         retention_seconds: How long an event must be remembered: the retry horizon and a day.
         ack: What to answer when a delivery was taken.
         id_is_signed: Whether the signature covers the event id.
+        body_is_signed: Whether it covers the body.
         event_id: Where the id is, as ``oncekey.signatures.places`` writes it. ``None``: nowhere.
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body. The
@@ -134,7 +137,7 @@ class Provider(ABC):
         source, checked, notes: Where the facts come from, when they were read, what to know.
     """
 
-    body_is_signed: ClassVar[bool] = True
+    body_is_signed: bool = True
 
     def __init__(
         self,
@@ -250,6 +253,7 @@ class Provider(ABC):
             timestamp=proof.timestamp,
             signature=proof.signature,
             payload=payload,
+            signed_message=proof.message,
         )
 
     def _payload(self, delivery: Delivery, proof: Proof) -> Any:
@@ -439,47 +443,6 @@ def put_header(fields: dict[str, str], name: str, value: str) -> None:
     for there in [key for key in fields if key.lower() == name.lower()]:
         del fields[there]
     fields[name] = value
-
-
-def as_secrets(
-    facts: Facts, secret: Secrets | None, previous: Secrets | None = None
-) -> list[str | bytes]:
-    """All secrets in one list, the current ones first.
-
-    Raises:
-        PolicyError: None was given, or one is empty or of another type.
-    """
-    found: list[str | bytes] = []
-    for name, given in (("secret", secret), ("previous", previous)):
-        if given is None and name == "previous":
-            continue
-        several = [given] if isinstance(given, (str, bytes)) or given is None else list(given)
-        if not several or any(not one for one in several):
-            raise PolicyError(
-                f"{name}= is empty: pass {facts.secret} of {facts.title}. An environment variable "
-                "that is not set is the usual cause"
-            )
-        for one in several:
-            if not isinstance(one, (str, bytes)):
-                raise PolicyError(f"{name}= must be text or bytes, got {type(one).__name__}")
-            if isinstance(one, str) and one != one.strip():
-                raise PolicyError(f"{name}= has white space around it; strip it, a line end mostly")
-            found.append(one)
-    return found
-
-
-def as_bytes(facts: Facts, secret: str | bytes) -> bytes:
-    """A secret's UTF-8 bytes.
-
-    Raises:
-        PolicyError: It can't be encoded.
-    """
-    if isinstance(secret, bytes):
-        return secret
-    try:
-        return secret.encode()
-    except UnicodeEncodeError:
-        raise PolicyError(f"the secret of {facts.title} is not valid text") from None
 
 
 def object_body(facts: Facts, body: bytes) -> dict[str, Any]:

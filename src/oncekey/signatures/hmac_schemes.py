@@ -121,13 +121,13 @@ class HmacProvider(Provider):
         if stamp is not None:
             timestamp = seconds_since_1970(stamp, self._unit)
             self._check_clock(timestamp, now)
-        signature = self._matching(delivery, stamp or "", given)
+        signature, message = self._matching(delivery, stamp or "", given)
         if not self._stamp_path:
-            return Proof(signature, timestamp)
+            return Proof(signature, message, timestamp)
         payload = json_body(delivery.body)
         timestamp = self._signed_in_body(payload)
         self._check_clock(timestamp, now)
-        return Proof(signature, timestamp, payload)
+        return Proof(signature, message, timestamp, payload)
 
     def _read_header(self, delivery: Delivery) -> tuple[str | None, list[bytes]]:
         """The timestamp, if the header holds it, and the signatures, decoded."""
@@ -182,18 +182,18 @@ class HmacProvider(Provider):
             )
         return stamps[0], texts
 
-    def _matching(self, delivery: Delivery, stamp: str, given: list[bytes]) -> str:
-        matching = b""
+    def _matching(self, delivery: Delivery, stamp: str, given: list[bytes]) -> tuple[str, bytes]:
+        matching = signed = b""
         for message in self._messages(delivery, stamp):
             for key in self._keys:
                 expected = hmac.digest(key, message, self._algorithm)
                 for one in given:
                     # No early end: how long this takes tells nothing about which one fits.
                     if hmac.compare_digest(expected, one):
-                        matching = one
+                        matching, signed = one, message
         if not matching:
             raise Rejection("signature_mismatch")
-        return encode(matching, self._encoding)
+        return encode(matching, self._encoding), signed
 
     def _messages(self, delivery: Delivery, stamp: str) -> list[bytes]:
         """The bytes that may have been signed; more than one only where the URL has two forms."""

@@ -10,7 +10,7 @@ import hmac
 import json
 import re
 import secrets
-from typing import Any, ClassVar
+from typing import Any
 
 from oncekey.signatures.base import (
     Facts,
@@ -36,7 +36,7 @@ _STAMP = re.compile(r"[1-9][0-9]{9}")
 class MailgunProvider(Provider):
     """Reads ``signature.timestamp``, ``.token`` and ``.signature`` of the body."""
 
-    body_is_signed: ClassVar[bool] = False
+    body_is_signed = False
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class MailgunProvider(Provider):
             matching |= hmac.compare_digest(hmac.digest(key, message, "sha256"), given)
         if not matching:
             raise Rejection("signature_mismatch", "check the HTTP webhook signing key")
-        return Proof(encode(given, "hex"), timestamp, payload)
+        return Proof(encode(given, "hex"), message, timestamp, payload)
 
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest:
         payload = object_body(self.facts, request.body)

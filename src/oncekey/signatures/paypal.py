@@ -11,7 +11,7 @@ import asyncio
 import re
 import uuid
 import zlib
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from oncekey.errors import PolicyError
 from oncekey.signatures.base import Facts, Proof, Provider, SignedRequest, put_header
@@ -46,7 +46,7 @@ class PayPalProvider(Provider):
     ``CertificateCache`` to share.
     """
 
-    body_is_signed: ClassVar[bool] = False
+    body_is_signed = False
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class PayPalProvider(Provider):
             raise Rejection(
                 "signature_mismatch", "check webhook_id, and that the body is untouched"
             )
-        return Proof(encode(signature, "base64"), timestamp)
+        return Proof(encode(signature, "base64"), message, timestamp)
 
     async def averify(
         self,

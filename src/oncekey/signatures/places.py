@@ -91,9 +91,10 @@ def _value(part: _Part, headers: Headers, payload: Any) -> Any:
     if part.names:
         if not any(name in headers for name in part.names):
             return None
-        found = one_header(headers, *part.names)
+        # White space around a value is none of it: nobody signs it.
+        found = one_header(headers, *part.names).strip(" \t")
         # An id that is not plain text is none: two servers would decode it to two ids.
-        return found if found.isascii() and found.isprintable() and found.strip() else None
+        return found if found.isascii() and found.isprintable() and found else None
     for path in part.paths:
         value = value_at(payload, path)
         if value is not None:

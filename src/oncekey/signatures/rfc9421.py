@@ -238,6 +238,7 @@ class RFC9421Provider(CheckedProvider):
         super().__init__(facts, **common)
         self._covers, self._label, self._tag = covers, label, tag
         self._algorithms, self._max_age, self._skew = algorithms, max_age, skew
+        self.body_is_signed = "content-digest" in covers
 
     @functools.cached_property
     def id_is_signed(self) -> bool:
@@ -286,7 +287,7 @@ class RFC9421Provider(CheckedProvider):
             if outcome != "fresh":
                 _reject("replayed" if outcome == "replayed" else "rate_abuse")
             nonce = None
-        verdict = self._genuine(delivery, Proof(encode(signature, "base64"), created))
+        verdict = self._genuine(delivery, Proof(encode(signature, "base64"), base, created))
         sender = VerifiedWebhookSender(self.name, account=self.sender.account, key_id=key_id)
         return replace(verdict, sender=sender, nonce=nonce)
 

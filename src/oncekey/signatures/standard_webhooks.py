@@ -100,7 +100,7 @@ class StandardWebhooksProvider(Provider):
         timestamp = seconds_since_1970(stamp, "s")
         self._check_clock(timestamp, now)
         message = f"{event_id}.{stamp}.".encode() + delivery.body
-        return Proof(self._matching(message, given), timestamp)
+        return Proof(self._matching(message, given), message, timestamp)
 
     def _family(self, headers: Headers) -> str:
         """The one family that the headers are of, so that what is read is what was proven."""

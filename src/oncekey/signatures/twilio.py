@@ -64,18 +64,19 @@ class TwilioProvider(Provider):
             raise Rejection("header_malformed", f"{_SIGNATURE} holds no base64 of HMAC-{algorithm}")
         url = public_form(delivery.url, self._public_url)
         fields = self._covered_fields(delivery, url)
-        matching = False
+        matching = b""
         for form in _forms(url):
             message = encoded(form) + fields
             for key in self._keys:
-                matching |= hmac.compare_digest(hmac.digest(key, message, algorithm), given)
+                if hmac.compare_digest(hmac.digest(key, message, algorithm), given):
+                    matching = message
         if not matching:
             raise Rejection(
                 "signature_mismatch",
                 "check the auth token, and that the URL is the one that Twilio called: behind a "
                 "proxy, pass public_url=",
             )
-        return Proof(encode(given, "base64"))
+        return Proof(encode(given, "base64"), matching)
 
     def _algorithm(self, headers: Headers) -> str:
         found = "HMAC_SHA1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,12 +82,14 @@ class Verdict:
             sent again under a fresh one.
         message: What a person can do about it. Holds no secret and nothing of the body.
         timestamp: When it was signed, seconds since 1970, where the scheme says.
-        signature: The signature that was right, to recognise the same delivery under a new id.
+        signature: The signature that was right. Not a name for the delivery: one message can have
+            several that are right. ``message_digest`` is.
         nonce: What must be used once, where the scheme has one.
         transient: Nothing is known against the delivery, and it can't be verified right now: a key
             set, a certificate or the record of nonces could not be had. Answer 503, so that the
             sender tries again.
         payload: The parsed body, if it had to be parsed to find the event's id.
+        signed_message: The exact bytes that the signature covers.
     """
 
     ok: bool
@@ -100,6 +103,20 @@ class Verdict:
     nonce: Nonce | None = None
     transient: bool = False
     payload: Any = field(default=None, repr=False, compare=False)
+    signed_message: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def message_digest(self) -> str:
+        """SHA-256 over the sender's provider and what was signed: the name of this very message.
+
+        It stays the same whatever unsigned headers a copy carries, and whichever form of its
+        signature. Empty if nothing was proven.
+        """
+        if self.sender is None or not self.signed_message:
+            return ""
+        digest = hashlib.sha256(self.sender.provider.encode() + b"\0")
+        digest.update(self.signed_message)
+        return digest.hexdigest()
 
     def __bool__(self) -> bool:
         return self.ok
