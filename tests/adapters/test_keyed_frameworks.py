@@ -108,7 +108,7 @@ def test_bad_requests_do_not_reach_the_handler(shop: Shop) -> None:
     _, site, client = shop
     before = site.notes("effects")
     json = {"Content-Type": "application/json"}
-    deep = b"[" * 10_000 + b"]" * 10_000
+    deep = b"[" * 600 + b"]" * 600
     for key, body, status in (
         ("a b", b"{}", 400),
         ("k" * 300, b"{}", 400),
@@ -202,7 +202,7 @@ def test_every_way_in_sees_the_same_target(shop: Shop) -> None:
     with contextlib.closing(sqlite3.connect(site.folder / "keys.db")) as database:
         found = {row[0] for row in database.execute("SELECT fingerprint FROM oncekey_records")}
     for sent, target in TARGETS.items():
-        assert fingerprint("auto", "POST", target, "", "", b"", 1) in found, sent
+        assert fingerprint("auto", "POST", target, "", "", b"") in found, sent
 
 
 def test_a_broken_body_never_reaches_the_handler(shop: Shop) -> None:

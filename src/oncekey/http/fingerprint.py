@@ -3,6 +3,10 @@
 JSON is compared by its canonical form, a multipart body by its parts (a client makes up a new
 boundary for every attempt), anything else by its bytes. A compressed body is compared by what it
 holds, as two runs of gzip need not give the same bytes.
+
+All this is done before anybody knows who sent the request, mostly in an event loop. So work is
+bounded before it is spent: what would take more than a few milliseconds is compared by its bytes.
+The bounds are the same whatever is installed, or two workers would not agree.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ import zlib
 from collections.abc import Callable
 from typing import Final, Literal
 
-from oncekey.canonical import canonicalize_json, parse_json
+from oncekey._jcs.fast import attempt_json
+from oncekey._jcs.parser import parse_pure
+from oncekey._jcs.writer import UnfitError, write_json
+from oncekey.canonical import FAST
 from oncekey.errors import CanonicalJSONError
 from oncekey.http.problems import Refusal
 
@@ -22,20 +29,20 @@ __all__ = ["Fingerprint", "fingerprint"]
 Fingerprint = Literal["auto", "raw"] | Callable[[bytes, str], str | bytes]
 """How bodies are compared: ``auto``, ``raw``, or a function of body and content type."""
 
-MAX_PARTS: Final = 1000
+MAX_BYTES: Final = 32_768  # of JSON, of what a compressed body holds, of headers of parts
+MAX_VALUES: Final = 750  # of JSON: each costs up to 5 microseconds in pure Python
+MAX_PARTS: Final = 200  # of a multipart body
+MAX_FIELDS: Final = 500  # in the headers of all its parts
+# How far a compressed body may grow, beside MAX_BYTES: a few bytes more, or times its size.
+FREE_BYTES: Final = 4096
+MAX_RATIO: Final = 20
 _BOUNDARY: Final = re.compile(
     r""";\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s";,]{1,70}))""", re.IGNORECASE
 )
 
 
 def fingerprint(
-    how: Fingerprint,
-    method: str,
-    target: bytes,
-    content_type: str,
-    encoding: str,
-    body: bytes,
-    most: int,
+    how: Fingerprint, method: str, target: bytes, content_type: str, encoding: str, body: bytes
 ) -> bytes:
     """The fingerprint of a request, as 64 hex digits.
 
@@ -46,7 +53,6 @@ def fingerprint(
         content_type: The ``Content-Type`` header.
         encoding: The ``Content-Encoding`` header.
         body: The body as it was sent.
-        most: How large the body may be once it is decompressed.
 
     Raises:
         Refusal: The body can't be read.
@@ -56,70 +62,105 @@ def fingerprint(
         own = how(body, content_type)
         digest.update(b"own\n" + (own.encode() if isinstance(own, str) else own))
     elif how == "raw" or not body:
-        digest.update(b"raw\n" + body)
+        _add_raw(digest, body)
     elif content_type == "application/json" and not encoding:  # as nearly all are
-        digest.update(_canonical(body))
+        _add_json(digest, body)
     else:
-        _add_body(digest, content_type, _decoded(encoding, body, most))
+        plain = _decoded(encoding, body)
+        if plain is None:
+            digest.update(b"packed\n")
+            digest.update(_without_time(body))
+        else:
+            _add_body(digest, content_type, plain)
     return digest.hexdigest().encode()
 
 
 def _add_body(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
-        digest.update(_canonical(body))
+        _add_json(digest, body)
     elif kind.startswith("multipart/"):
-        _add_parts(digest, content_type, body)
+        parts = _parts(content_type, body)
+        if parts is None:
+            _add_raw(digest, body)
+        else:
+            for part in parts:
+                digest.update(part)
     else:
-        digest.update(b"raw\n" + body)
+        _add_raw(digest, body)
 
 
-def _canonical(body: bytes) -> bytes:
+def _add_raw(digest: hashlib._Hash, body: bytes) -> None:
+    digest.update(b"raw\n")
+    digest.update(body)
+
+
+def _add_json(digest: hashlib._Hash, body: bytes) -> None:
+    canonical = _canonical(body)
+    if canonical is None:
+        _add_raw(digest, body)
+    else:
+        digest.update(b"json\n" + canonical)
+
+
+def _canonical(body: bytes) -> bytes | None:
+    """The canonical form of JSON; ``None``: it has none, or that would cost too much."""
+    # A comma or a bracket for each value, at least; those in strings count too.
+    if len(body) > MAX_BYTES or sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        return None
+    proved = attempt_json(body) if FAST else None
+    if proved is not None:
+        return proved
     try:
-        return b"json\n" + canonicalize_json(body)
-    except CanonicalJSONError as error:
-        fault = error
-    try:
-        parse_json(body)
-    except CanonicalJSONError:
+        value = parse_pure(body)
+    except CanonicalJSONError as fault:
         raise Refusal("body-malformed", f"The body is not valid JSON: {fault}.") from None
-    # Good JSON with an integer that a double can't hold: its spelling stands for itself.
-    return b"raw\n" + body
+    try:
+        return write_json(value)
+    except (UnfitError, RecursionError):
+        # Good JSON with an integer that a double can't hold: its spelling stands for itself.
+        return None
 
 
-def _decoded(encoding: str, body: bytes, most: int) -> bytes:
-    """The body without its compression, never more than ``most`` bytes of it."""
+def _decoded(encoding: str, body: bytes) -> bytes | None:
+    """The body without its compression; ``None``: it holds more than is looked at."""
     coding = encoding.strip().lower()
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
+    most = min(MAX_BYTES, FREE_BYTES + MAX_RATIO * len(body))
     reader = zlib.decompressobj(zlib.MAX_WBITS | 32 if coding != "deflate" else zlib.MAX_WBITS)
     try:
         plain = reader.decompress(body, most + 1)
     except zlib.error:
         raise Refusal("body-malformed", f"The body is not valid {coding} data.") from None
-    if len(plain) > most or reader.unconsumed_tail:
-        raise Refusal(
-            "body-too-large", f"The body has more than {most} bytes once it is decompressed."
-        )
-    if reader.unused_data:
+    if len(plain) > most:
+        return None
+    if reader.unused_data or reader.unconsumed_tail:
         raise Refusal("body-malformed", f"There is something after the {coding} data of the body.")
     if not reader.eof:
         raise Refusal("body-malformed", f"The {coding} data of the body ends too early.")
     return plain
 
 
-def _add_parts(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
+def _without_time(body: bytes) -> bytes:
+    """A compressed body without the time at which gzip was run."""
+    return body[:4] + body[8:] if body.startswith(b"\x1f\x8b") else body
+
+
+def _parts(content_type: str, body: bytes) -> list[bytes] | None:
+    """What to compare of a multipart body; ``None``: it has too many parts to look at."""
     found = _BOUNDARY.search(content_type)
     if found is None:
         raise Refusal("body-malformed", "The Content-Type of a multipart body needs a boundary.")
     mark = b"--" + (found[1] or found[2]).encode("latin-1", "replace")
     # A boundary stands at the start of a line; the line end before it belongs to it.
     pieces = (b"\r\n" + body).split(b"\r\n" + mark, MAX_PARTS + 2)
-    if len(pieces) > MAX_PARTS + 1:
-        raise Refusal("body-malformed", f"A multipart body may have at most {MAX_PARTS} parts.")
+    if len(pieces) > MAX_PARTS + 2:
+        return None
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
         raise Refusal("body-malformed", "The multipart body doesn't end with its boundary.")
-    digest.update(b"parts\n")
+    parts = [b"parts\n"]
+    room, left = MAX_BYTES, MAX_FIELDS
     for piece in pieces[1:-1]:
         padding, line_end, part = piece.partition(b"\r\n")
         head, blank, content = part.partition(b"\r\n\r\n")
@@ -127,10 +168,14 @@ def _add_parts(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
             head, blank, content = b"", b"\r\n", part[2:]
         if padding.strip() or not line_end or not blank:
             raise Refusal("body-malformed", "A part of the multipart body is cut off.")
+        room -= len(head)
+        left -= head.count(b"\r\n") + 1
+        if room < 0 or left < 0:
+            return None
         fields = sorted(
             b"%b:%b" % (name.strip().lower(), value.strip())
             for name, _, value in (line.partition(b":") for line in head.split(b"\r\n") if line)
         )
         names = b"\n".join(fields)
-        digest.update(b"%d:%b%d:" % (len(names), names, len(content)))
-        digest.update(content)
+        parts += (b"%d:%b%d:" % (len(names), names, len(content)), content)
+    return parts

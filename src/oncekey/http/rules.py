@@ -167,7 +167,6 @@ class Rules:
             facts.content_type,
             facts.encoding,
             body,
-            settings.max_body_bytes,
         )
         who: tuple[str, ...] = caller
         if settings.per_host:
