@@ -78,7 +78,8 @@ def guarded(bare: Callable[[str], Any], **options: Any) -> Callable[[str], Any]:
         from oncekey import MemoryBackend
         from oncekey.http.asgi import IdempotencyMiddleware
 
-        return IdempotencyMiddleware(bare(_), MemoryBackend(), **options)
+        # One caller sends all of it.
+        return IdempotencyMiddleware(bare(_), MemoryBackend(), max_new_keys=None, **options)
 
     return app
 

@@ -218,7 +218,8 @@ def test_a_broken_body_never_reaches_the_handler(shop: Shop) -> None:
             continue  # Django's own server knows no chunks
         head = (
             f"POST /charges HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: {fresh()}\r\n"
-            f"Content-Type: application/json\r\nConnection: close\r\n{length}\r\n\r\n"
+            "Authorization: Bearer shop\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\n{length}\r\n\r\n"
         )
         with socket.create_connection((where.host, where.port), timeout=60) as connection:
             connection.sendall(head.encode() + body)

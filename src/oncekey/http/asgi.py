@@ -7,17 +7,17 @@ middleware inside, a background task that raises and a client that hangs up don'
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded
+from oncekey._core.call import Job, agive_up, arecord, guarded
 from oncekey._core.flows import Claim
 from oncekey.abc import AsyncStore
-from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, asgi_body
+from oncekey.http.entry import aenter, aidentify
 from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, settings_of
@@ -102,56 +102,27 @@ class IdempotencyMiddleware:
         try:
             key = rules.key(facts)
             if key is not None:
-                job, body = await self._job(key, facts, receive)
+                caller = await aidentify(rules, self.store, facts)
+                body = await asgi_body(receive, rules.settings.max_body_bytes, facts.length)
+                job = rules.job(key, caller, facts, body)
+                opened = await aenter(rules, self.store, job, facts)
         except Refusal as no:
             await _send(send, rules.refusal(no))
             return
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
+        # Not in the block above: what the application raises is its own affair.
         if key is None:
             await self.app(scope, receive, send)
-            return
-        local = rules.local
-        answer = None if local is None else local.get(job)
-        if answer is None:
-            try:
-                claim = await aopen_claim(self.store, job)
-                opened = claim if isinstance(claim, Claim) else rules.stored(job, claim)
-            except OncekeyError as error:
-                await _send(send, rules.refusal(rules.failure(error)))
-                return
-            if isinstance(opened, Claim):
-                # Not in the block above: what the application raises is its own affair.
-                await self._run(job, opened, scope, receive, send, body)
-                return
-            answer = opened
-            if local is not None:
-                local.put(job, answer)
-        await _send(send, rules.replay(answer))
+        elif isinstance(opened, Claim):
+            exchange = _Exchange(self, facts, job, opened, receive, send, body)
+            await self._run(exchange, scope)
+        else:
+            await _send(send, opened)
 
-    async def _job(self, key: str, facts: Facts, receive: Receive) -> tuple[Job, bytes]:
-        """What is to be done once, and the body."""
-        rules = self.rules
-        named = None
-        if rules.settings.scope is not None:
-            named = rules.settings.scope(facts.source)
-            if inspect.isawaitable(named):
-                named = await named
-        caller = rules.caller(named, facts.authorization)
-        body = await asgi_body(receive, rules.settings.max_body_bytes, facts.length)
-        return rules.job(key, caller, facts, body), body
-
-    async def _run(
-        self,
-        job: Job,
-        claim: Claim,
-        scope: ASGIScope,
-        receive: Receive,
-        send: Send,
-        body: bytes,
-    ) -> None:
+    async def _run(self, exchange: _Exchange, scope: ASGIScope) -> None:
         """Run the application, as the one that holds the key."""
-        exchange = _Exchange(self, job, claim, receive, send, body)
+        job, claim, send = exchange.job, exchange.claim, exchange.real_send
         child = {**scope, MARK: True}
         extensions = scope.get("extensions")
         if extensions:
@@ -188,6 +159,7 @@ class _Exchange:
         "began_to_answer",
         "body",
         "claim",
+        "facts",
         "finished",
         "given",
         "instead",
@@ -205,6 +177,7 @@ class _Exchange:
     def __init__(
         self,
         middleware: IdempotencyMiddleware,
+        facts: Facts,
         job: Job,
         claim: Claim,
         receive: Receive,
@@ -213,6 +186,7 @@ class _Exchange:
     ) -> None:
         self.rules = middleware.rules
         self.store = middleware.store
+        self.facts = facts
         self.job = job
         self.claim = claim
         self.real_receive = receive
@@ -317,7 +291,7 @@ class _Exchange:
             self.beat.stop()  # a renewal after this would look like a lost claim
         start: Message = self.start or {"status": 500}
         fields = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
-        kept = self.rules.kept(Answer(start["status"], fields, body))
+        kept = self.rules.kept(self.job, Answer(start["status"], fields, body))
         try:
             result = await arecord(self.store, self.job, self.claim, kept)
         except (ClaimLostError, StoreError) as error:
@@ -327,7 +301,8 @@ class _Exchange:
                 logger.warning("an answer was sent that could not be recorded: %s", error)
             return
         if result.replayed and not self.began_to_answer:
-            self.instead = self.rules.replay(result.value)  # another worker's outcome counts
+            # Another worker's outcome counts.
+            self.instead = self.rules.replay(result.value, self.facts)
         elif kept is not None and self.rules.local is not None and not result.replayed:
             self.rules.local.put(self.job, kept)
 

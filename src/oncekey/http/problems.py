@@ -24,6 +24,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "body-too-large": (413, "The body is too large to be guarded by an idempotency key"),
     "body-malformed": (400, "The body can't be read"),
     "caller-unknown": (401, "An idempotency key needs an authenticated caller"),
+    "rate-limited": (429, "Too many new idempotency keys"),
     "scope-invalid": (500, "The server can't tell who is calling"),
     "store-unavailable": (503, "Idempotency keys can't be checked right now"),
     "body-unavailable": (200, "The request was done before, its answer was not kept"),

@@ -6,32 +6,27 @@ and sends either the response that the view gave, or the ``Answer`` that this gi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncekey._core.call import (
     CURRENT,
-    Job,
     agive_up,
-    aopen_claim,
     arecord,
     give_up,
     guarded,
-    open_claim,
     record,
 )
-from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer, Fields
 from oncekey.http.asgi import ready
+from oncekey.http.entry import aenter, aidentify, enter, identify
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
-from oncekey.models import ClaimReply
 from oncekey.stores.urls import connect
 
 __all__ = ["AsyncRoutes", "Routes", "Seen", "fields_of"]
@@ -72,19 +67,6 @@ class _Routes:
         """The answer to a refusal."""
         return self.rules.refusal(no)
 
-    def _job(self, key: str, facts: Facts, named: Any, body: bytes) -> Job:
-        return self.rules.job(key, self.rules.caller(named, facts.authorization), facts, body)
-
-    def _local(self, job: Job) -> Answer | None:
-        found = None if self.rules.local is None else self.rules.local.get(job)
-        return None if found is None else self.rules.replay(found)
-
-    def _replayed(self, job: Job, reply: ClaimReply) -> Answer:
-        answer = self.rules.stored(job, reply)
-        if self.rules.local is not None:
-            self.rules.local.put(job, answer)
-        return self.rules.replay(answer)
-
     def _failed(self, error: OncekeyError) -> Answer:
         return self.rules.refusal(self.rules.failure(error))
 
@@ -122,19 +104,12 @@ class Routes(_Routes):
             view: Calls the framework's view.
         """
         try:
-            scope = self.rules.settings.scope
-            named = None if scope is None else scope(facts.source)
-            job = self._job(key, facts, named, body)
-            at_hand = self._local(job)
-            if at_hand is not None:
-                return at_hand
-            claim = open_claim(self.store, job)
-            if not isinstance(claim, Claim):
-                return self._replayed(job, claim)
+            job = self.rules.job(key, identify(self.rules, self.store, facts), facts, body)
+            claim = enter(self.rules, self.store, job, facts)
         except Refusal as no:
             return self.rules.refusal(no)
-        except OncekeyError as error:
-            return self._failed(error)
+        if isinstance(claim, Answer):
+            return claim
         token = CURRENT.set(claim)
         try:
             with Beat(self.store, claim, job.plan):
@@ -144,13 +119,13 @@ class Routes(_Routes):
             raise
         finally:
             CURRENT.reset(token)
-        kept = self.rules.kept(seen.answer)
+        kept = self.rules.kept(job, seen.answer)
         try:
             result = record(self.store, job, claim, kept)
         except (ClaimLostError, StoreError) as error:
             return self._failed(error)
         if result.replayed:
-            return self.rules.replay(result.value)  # another worker's outcome counts
+            return self.rules.replay(result.value, facts)  # another worker's outcome counts
         if kept is not None and self.rules.local is not None:
             self.rules.local.put(job, kept)
         return seen.response
@@ -170,21 +145,13 @@ class AsyncRoutes(_Routes):
     ) -> R | Answer:
         """See ``Routes.run``."""
         try:
-            scope = self.rules.settings.scope
-            named = None if scope is None else scope(facts.source)
-            if inspect.isawaitable(named):
-                named = await named
-            job = self._job(key, facts, named, body)
-            at_hand = self._local(job)
-            if at_hand is not None:
-                return at_hand
-            claim = await aopen_claim(self.store, job)
-            if not isinstance(claim, Claim):
-                return self._replayed(job, claim)
+            caller = await aidentify(self.rules, self.store, facts)
+            job = self.rules.job(key, caller, facts, body)
+            claim = await aenter(self.rules, self.store, job, facts)
         except Refusal as no:
             return self.rules.refusal(no)
-        except OncekeyError as error:
-            return self._failed(error)
+        if isinstance(claim, Answer):
+            return claim
         try:
             with guarded(self.store, job, claim):
                 seen = await view()
@@ -195,13 +162,13 @@ class AsyncRoutes(_Routes):
             if isinstance(error, ClaimLostError) and claim.lost:
                 return self._failed(error)
             raise
-        kept = self.rules.kept(seen.answer)
+        kept = self.rules.kept(job, seen.answer)
         try:
             result = await arecord(self.store, job, claim, kept)
         except (ClaimLostError, StoreError) as error:
             return self._failed(error)
         if result.replayed:
-            return self.rules.replay(result.value)
+            return self.rules.replay(result.value, facts)
         if kept is not None and self.rules.local is not None:
             self.rules.local.put(job, kept)
         return seen.response

@@ -7,7 +7,6 @@ is worded.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -20,19 +19,21 @@ from oncekey.errors import (
     ClaimLostError,
     IdempotencyConflictError,
     IdempotencyInFlightError,
-    InvalidKeyError,
     OncekeyError,
     PolicyError,
     StoreError,
 )
 from oncekey.http.answer import Answer, AnswerCodec
 from oncekey.http.body import declared_length
+from oncekey.http.callers import Callers, header_of
+from oncekey.http.coding import accepts, coding_of, plain
 from oncekey.http.facts import Facts
 from oncekey.http.fingerprint import fingerprint
 from oncekey.http.header import read_key
+from oncekey.http.limits import Limits
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
-from oncekey.models import ClaimReply, Key, Scope, Verdict, identity_text
+from oncekey.models import ClaimReply, Key, Scope, Verdict
 from oncekey.policy import milliseconds
 
 __all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
@@ -71,6 +72,8 @@ class Rules:
         self.local = LocalAnswers(settings) if settings.cache_entries else None
         self._plan = Plan.of(settings.policy())
         self._codec = AnswerCodec()
+        self.callers = Callers(settings)
+        self.limits = Limits(settings)
         self._scopes: dict[tuple[str, ...], Scope] = {}
         names = {name.lower() for name in settings.stored_headers} | STORED_HEADERS
         self._stored = frozenset(name.encode() for name in names - NEVER_STORED)
@@ -118,39 +121,6 @@ class Rules:
                 f"At most {most} bytes are taken with {self.header}; the server's owner can raise "
                 "max_body_bytes.",
             )
-
-    def caller(self, named: Any, authorization: bytes | str | None) -> tuple[str, str]:
-        """Who is calling, as a scope: from the ``scope`` function's answer, or the credentials.
-
-        Raises:
-            Refusal: Nobody that is known, or the function's answer can't name anybody.
-        """
-        if self.settings.scope is not None:
-            if named is not None:
-                return "caller", self._identity(named)
-        elif authorization:
-            raw = authorization
-            if isinstance(raw, str):
-                raw = raw.encode("utf-8", "surrogateescape")
-            return "credentials", hashlib.sha256(raw).hexdigest()
-        if self.settings.anonymous == "refuse":
-            raise Refusal(
-                "caller-unknown",
-                f"Authenticate: {self.header} is only taken from known callers, which the server's "
-                "owner tells apart by scope=.",
-            )
-        return "anonymous", ""
-
-    @staticmethod
-    def _identity(named: Any) -> str:
-        try:
-            return identity_text(named, "what scope= gave")
-        except InvalidKeyError as error:
-            # The owner's mistake. Guessing could put two callers into one space.
-            logger.error("a keyed request was refused, since its caller has no name: %s", error)
-            raise Refusal(
-                "scope-invalid", "Nothing was done. The server's log says what is wrong."
-            ) from None
 
     def job(self, name: str, caller: tuple[str, str], facts: Facts, body: bytes) -> Job:
         """What is to be done once.
@@ -200,8 +170,14 @@ class Rules:
         answer: Answer = job.codec.decode(reply.answer or b"")
         return answer
 
-    def kept(self, answer: Answer) -> Answer | None:
+    def kept(self, job: Job, answer: Answer) -> Answer | None:
         """What of an answer is stored; ``None``: nothing, the key stays free for a retry."""
+        kept = self._fit_to_keep(answer)
+        if kept is not None and kept.body and not self.limits.fits(job, len(kept.body)):
+            return kept._replace(body=None)
+        return kept
+
+    def _fit_to_keep(self, answer: Answer) -> Answer | None:
         settings = self.settings
         if not settings.stores(answer.status):
             return None
@@ -230,16 +206,20 @@ class Rules:
             return Answer(answer.status, (), None)
         return Answer(status, tuple(field for field in headers if field[0] in stored), body)
 
-    def replay(self, answer: Answer) -> Answer:
-        """A stored answer as it goes to a retry."""
+    def replay(self, answer: Answer, facts: Facts) -> Answer:
+        """A stored answer as it goes to a retry, in a coding that the client reads."""
+        why = "was too large to keep, or was not to be kept"
+        coding = coding_of(answer)
+        if coding and not accepts(header_of(facts.source, "accept-encoding"), coding):
+            why = f"is stored in {coding[:40]}, which Accept-Encoding of this request leaves out"
+            answer = plain(answer, coding) or answer._replace(body=None)
         status, headers, body = answer
         if body is None:
             gone = self.refusal(
                 Refusal(
                     "body-unavailable",
                     f"The first request with this {self.header} was answered with {status}. Its "
-                    "body was too large to keep, or was not to be kept; the request is not run "
-                    "again.",
+                    f"body {why}; the request is not run again.",
                     status=status,
                 )
             )
@@ -254,7 +234,9 @@ class Rules:
     @staticmethod
     def exposed(headers: Any) -> Any:
         """Header fields with leave for scripts of other origins to see ours."""
-        return (*headers, EXPOSED)
+        said = [value for name, value in headers if name.lower() == EXPOSED[0]]
+        others = [field for field in headers if field[0].lower() != EXPOSED[0]]
+        return (*others, (EXPOSED[0], b", ".join([*said, EXPOSED[1]])))
 
     def refusal(self, refusal: Refusal) -> Answer:
         """The answer to a refused request."""

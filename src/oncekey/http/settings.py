@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from oncekey.errors import PolicyError
@@ -31,6 +31,28 @@ STORED_HEADERS: Final = frozenset(
         "link",
         "location",
         "vary",
+        # What makes an answer safe to look at: a replay must be no less so.
+        "access-control-allow-credentials",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+        "content-security-policy",
+        "content-security-policy-report-only",
+        "cross-origin-embedder-policy",
+        "cross-origin-embedder-policy-report-only",
+        "cross-origin-opener-policy",
+        "cross-origin-opener-policy-report-only",
+        "cross-origin-resource-policy",
+        "origin-agent-cluster",
+        "permissions-policy",
+        "referrer-policy",
+        "strict-transport-security",
+        "timing-allow-origin",
+        "x-content-type-options",
+        "x-download-options",
+        "x-frame-options",
+        "x-permitted-cross-domain-policies",
+        "x-robots-tag",
+        "x-xss-protection",
     }
 )
 """What is kept of an answer's headers, unless more is asked for."""
@@ -62,6 +84,8 @@ class Settings:
             Without one, the ``Authorization`` header stands for the caller.
         anonymous: ``refuse`` keyed requests of unknown callers, or let all of them share one space
             of keys: ``shared``. Then each gets the stored answers of the others.
+        secret: With which callers are hashed into the store, at least 16 bytes; the same in every
+            process. ``None``: a random one that the store itself keeps.
         per_host: Keys of one ``Host`` mean nothing at another, for an app that serves several.
         namespace: Sets applications that share a store apart.
         profile: ``ietf``, as the header's draft says, or ``stripe``: 400 for a reused key, answers
@@ -74,6 +98,11 @@ class Settings:
         max_run: How long a live worker may keep its key. ``None``: as long as it runs.
         retry_after: What a copy is told to wait, in seconds; less if the lease ends earlier.
         max_body_bytes: Larger requests with a key are refused.
+        max_new_keys: At most so many new keys of one caller in so many seconds, counted in each
+            process; more get a 429. ``None``: any number.
+        max_caller_bytes: How much of the answers to one caller is stored within ``ttl``, counted in
+            each process. Of more, only status and headers are kept. ``None``: all.
+        max_total_bytes: The same for all callers together.
         max_answer_bytes: Of larger answers only status and headers are kept.
         store_server_errors: Replay answers of 500 and above too. ``None``: as the profile says.
         store_status: Which statuses are stored, instead of the usual ones: 2xx, 3xx, 402, 409, 410.
@@ -96,6 +125,7 @@ class Settings:
     applies: Callable[[str, str], bool] | None = None
     scope: Callable[[Any], Any] | None = None
     anonymous: Anonymous = "refuse"
+    secret: bytes | str | None = field(default=None, repr=False)
     per_host: bool = False
     namespace: str = "http"
     profile: Profile = "ietf"
@@ -106,6 +136,9 @@ class Settings:
     max_run: Duration | None = None
     retry_after: int = 1
     max_body_bytes: int = 1_048_576
+    max_new_keys: tuple[int, int] | None = (3600, 60)
+    max_caller_bytes: int | None = 1_073_741_824
+    max_total_bytes: int | None = 17_179_869_184
     max_answer_bytes: int = 1_048_576
     store_server_errors: bool | None = None
     store_status: Callable[[int], bool] | None = None
@@ -143,6 +176,14 @@ class Settings:
         for name in ("max_body_bytes", "max_answer_bytes", "retry_after"):
             if getattr(self, name) < 1:
                 raise PolicyError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("max_caller_bytes", "max_total_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise PolicyError(f"{name} can't be negative, got {getattr(self, name)}")
+        rate = self.max_new_keys
+        if rate is not None and (len(rate) != 2 or min(rate) < 1):
+            raise PolicyError("max_new_keys must be (how many, in how many seconds), or None")
+        if self.secret is not None and len(self.secret) < 16:
+            raise PolicyError("secret is too short: pass at least 16 random bytes")
         if self.cache_entries < 0:
             raise PolicyError(f"cache_entries can't be negative, got {self.cache_entries}")
         if re.search(r"[\r\n<>]", self.docs_url + self.challenge):

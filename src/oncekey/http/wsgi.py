@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
-from oncekey._core.call import CURRENT, Job, give_up, open_claim, record
+from oncekey._core.call import CURRENT, Job, give_up, record
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey.abc import Store
-from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, wsgi_body
+from oncekey.http.entry import enter, identify
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.problems import ENDED_EARLY, Refusal
 from oncekey.http.rules import Rules, settings_of
@@ -82,54 +83,30 @@ class IdempotencyMiddleware:
         try:
             key = rules.key(facts)
             if key is not None:
-                job, body = self._job(key, facts)
+                caller = identify(rules, self.store, facts)
+                body = wsgi_body(environ, rules.settings.max_body_bytes)
+                job = rules.job(key, caller, facts, body)
+                opened = enter(rules, self.store, job, facts)
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
         except ClientGoneError:
             return _give(start_response, rules.refusal(ENDED_EARLY))
+        # Not in the block above: what the application raises is its own affair.
         if key is None:
             return self.app(environ, start_response)
-        local = rules.local
-        answer = None if local is None else local.get(job)
-        if answer is None:
-            try:
-                claim = open_claim(self.store, job)
-                opened = claim if isinstance(claim, Claim) else rules.stored(job, claim)
-            except OncekeyError as error:
-                return _give(start_response, rules.refusal(rules.failure(error)))
-            if isinstance(opened, Claim):
-                # Not in the block above: what the application raises is its own affair.
-                return self._run(job, opened, environ, start_response, body)
-            answer = opened
-            if local is not None:
-                local.put(job, answer)
-        return _give(start_response, rules.replay(answer))
+        if isinstance(opened, Claim):
+            exchange = _Exchange(self, facts, job, opened, start_response)
+            return self._run(exchange, environ, body)
+        return _give(start_response, opened)
 
-    def _job(self, key: str, facts: Facts) -> tuple[Job, bytes]:
-        """What is to be done once, and the body."""
-        rules = self.rules
-        scope = rules.settings.scope
-        named = None if scope is None else scope(facts.source)
-        caller = rules.caller(named, facts.authorization)
-        body = wsgi_body(facts.source, rules.settings.max_body_bytes)
-        return rules.job(key, caller, facts, body), body
-
-    def _run(
-        self,
-        job: Job,
-        claim: Claim,
-        environ: Environ,
-        start_response: StartResponse,
-        body: bytes,
-    ) -> Iterable[bytes]:
+    def _run(self, exchange: _Exchange, environ: Environ, body: bytes) -> Iterable[bytes]:
         """Run the application, as the one that holds the key."""
         child = {**environ, MARK: True, "wsgi.input": io.BytesIO(body)}
         child["CONTENT_LENGTH"] = str(len(body))
         child.pop("wsgi.input_terminated", None)
         child.pop("wsgi.file_wrapper", None)  # it would send a file past us
-        exchange = _Exchange(self, job, claim, start_response)
         exchange.beat.__enter__()
-        token = CURRENT.set(claim)
+        token = CURRENT.set(exchange.claim)
         try:
             exchange.open(self.app(child, exchange.start_response))
         except BaseException as error:
@@ -146,14 +123,16 @@ class _Exchange:
     def __init__(
         self,
         middleware: IdempotencyMiddleware,
+        facts: Facts,
         job: Job,
         claim: Claim,
         start_response: StartResponse,
     ) -> None:
         self._rules = middleware.rules
         self._store = middleware.store
+        self._facts = facts
         self._job = job
-        self._claim = claim
+        self.claim = claim
         self._real_start = start_response
         self.beat = Beat(middleware.store, claim, job.plan)
         self._status = 0
@@ -251,7 +230,7 @@ class _Exchange:
             self._record(None)  # the client has seen a status: it counts
         else:
             self._recorded = True
-            give_up(self._store, self._job, self._claim, error)
+            give_up(self._store, self._job, self.claim, error)
 
     def _close_all(self) -> None:
         while self._closers:
@@ -292,9 +271,9 @@ class _Exchange:
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in self._headers
         )
-        kept = self._rules.kept(Answer(self._status, fields, body))
+        kept = self._rules.kept(self._job, Answer(self._status, fields, body))
         try:
-            result = record(self._store, self._job, self._claim, kept)
+            result = record(self._store, self._job, self.claim, kept)
         except (ClaimLostError, StoreError) as error:
             if not self._began_to_answer:
                 self._instead = self._rules.refusal(self._rules.failure(error))
@@ -302,7 +281,8 @@ class _Exchange:
                 logger.warning("an answer was sent that could not be recorded: %s", error)
             return
         if result.replayed and not self._began_to_answer:
-            self._instead = self._rules.replay(result.value)  # another worker's outcome counts
+            # Another worker's outcome counts.
+            self._instead = self._rules.replay(result.value, self._facts)
         elif kept is not None and self._rules.local is not None and not result.replayed:
             self._rules.local.put(self._job, kept)
 

@@ -1,0 +1,151 @@
+"""Who is calling: what a scope is made of, and scopes that are ready to be used.
+
+What names a caller is often a credential, so that only a keyed digest of it gets into the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oncekey._core.drive import Flow
+from oncekey._core.secret import StoreSecret
+from oncekey.errors import InvalidKeyError, PolicyError
+from oncekey.http.problems import Refusal
+from oncekey.http.settings import Settings
+from oncekey.models import identity_text
+
+__all__ = ["Callers", "by_client_certificate", "by_header", "header_of"]
+
+logger = logging.getLogger("oncekey")
+
+
+class Callers:
+    """Tells callers apart."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._kept = StoreSecret()
+
+    def caller(self, named: Any, authorization: bytes | str | None) -> Flow[tuple[str, str]]:
+        """Who is calling, as a scope: from the ``scope`` function's answer, or the credentials.
+
+        Raises:
+            Refusal: Nobody that is known, or the function's answer can't name anybody.
+        """
+        settings = self._settings
+        if settings.scope is not None:
+            if named is not None:
+                return "caller", (yield from self._digest(_identity(named)))
+        elif authorization:
+            return "credentials", (yield from self._digest(authorization))
+        if settings.anonymous == "refuse":
+            raise Refusal(
+                "caller-unknown",
+                f"Authenticate: {settings.header} is only taken from known callers, which the "
+                "server's owner tells apart by scope=.",
+            )
+        return "anonymous", ""
+
+    def _digest(self, who: bytes | str) -> Flow[str]:
+        secret = self._settings.secret
+        if secret is None:
+            secret = yield from self._kept.get()
+        key = secret.encode() if isinstance(secret, str) else secret
+        raw = who.encode("utf-8", "surrogateescape") if isinstance(who, str) else who
+        return hmac.digest(key, raw, "sha256").hex()
+
+
+def _identity(named: Any) -> str:
+    try:
+        return identity_text(named, "what scope= gave")
+    except InvalidKeyError as error:
+        # The owner's mistake. Guessing could put two callers into one space.
+        logger.error("a keyed request was refused, since its caller has no name: %s", error)
+        raise Refusal(
+            "scope-invalid", "Nothing was done. The server's log says what is wrong."
+        ) from None
+
+
+def header_of(source: Any, name: str) -> str:
+    """A header of a request, whatever framework it is of; one that came twice is joined."""
+    if not isinstance(source, Mapping) or hasattr(source, "headers"):
+        fields = source.headers  # of Flask, Django, aiohttp
+        every = getattr(fields, "getall", None) or getattr(fields, "getlist", None)
+        found = every(name) if every is not None and name in fields else [fields.get(name, "")]
+        return ",".join(found)
+    if "wsgi.input" in source:
+        return str(source.get("HTTP_" + name.upper().replace("-", "_"), ""))
+    fields = source.get("multiValueHeaders") or source.get("headers") or ()
+    if isinstance(fields, Mapping):  # of AWS Lambda
+        given = [value for key, value in fields.items() if key.lower() == name.lower()]
+        return ",".join(one if isinstance(one, str) else ",".join(one) for one in given)
+    wanted = name.lower().encode("latin-1")
+    return b",".join(value for key, value in fields if key.lower() == wanted).decode("latin-1")
+
+
+def by_header(name: str) -> Callable[[Any], bytes | None]:
+    """A scope: the caller is who sends this value of a header, such as ``X-API-Key``.
+
+    The header must be one that your authentication checks: a client can send any value.
+
+    Args:
+        name: The name of the header.
+
+    Raises:
+        PolicyError: There can't be such a header.
+
+    Example:
+        >>> from oncekey.http import Settings, by_header
+        >>> settings = Settings(scope=by_header("X-API-Key"))
+    """
+    if not name or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+        raise PolicyError(f"{name!r} can't be the name of a header")
+
+    def scope(source: Any) -> bytes | None:
+        value = header_of(source, name).strip()
+        # A digest, since a token may be longer than a scope.
+        return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest() if value else None
+
+    return scope
+
+
+def by_client_certificate(source: Any) -> bytes | None:
+    """A scope: the caller is whom the client's TLS certificate names.
+
+    Takes what the server has verified: the subject of the TLS extension of ASGI, or of
+    ``SSL_CLIENT_S_DN`` with ``SSL_CLIENT_VERIFY`` of WSGI; else the certificate itself
+    (``SSL_CLIENT_CERT``, or aiohttp's), which a renewal changes. Where a proxy ends TLS, use
+    ``by_header`` with the header that the proxy sets and takes from nobody else.
+
+    Example:
+        >>> from oncekey.http import Settings, by_client_certificate
+        >>> settings = Settings(scope=by_client_certificate)
+    """
+    found = _certificate(source)
+    if not found:
+        return None
+    return hashlib.sha256(found if isinstance(found, bytes) else found.encode()).digest()
+
+
+def _certificate(source: Any) -> str | bytes | None:
+    if isinstance(source, Mapping) and "extensions" in source:  # ASGI
+        tls = (source["extensions"] or {}).get("tls") or {}
+        chain = tls.get("client_cert_chain") or ()
+        if tls.get("client_cert_error"):
+            return None
+        return tls.get("client_cert_name") or next(iter(chain), None)
+    transport = getattr(source, "transport", None)  # aiohttp
+    if transport is not None:
+        tls_object = transport.get_extra_info("ssl_object")
+        return None if tls_object is None else tls_object.getpeercert(binary_form=True)
+    environ = getattr(source, "environ", None) or getattr(source, "META", None) or source
+    if not isinstance(environ, Mapping) or environ.get("SSL_CLIENT_VERIFY", "SUCCESS") != "SUCCESS":
+        return None
+    name, issuer = environ.get("SSL_CLIENT_S_DN"), environ.get("SSL_CLIENT_I_DN")
+    if name and "SSL_CLIENT_VERIFY" in environ:
+        return f"{len(name)}:{name}{issuer or ''}"
+    return environ.get("SSL_CLIENT_CERT") or None

@@ -1,0 +1,78 @@
+"""How much one caller may put into the store. Counted in this process, not in the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from oncekey._core.call import Job
+from oncekey._core.drive import Flow, Op
+from oncekey._core.flows import Claim
+from oncekey._core.limiter import InsertLimiter
+from oncekey.http.problems import Refusal
+from oncekey.http.settings import Settings
+from oncekey.policy import milliseconds
+
+__all__ = ["Limits"]
+
+logger = logging.getLogger("oncekey")
+
+WARN_AGAIN = 60.0  # seconds
+
+
+class Limits:
+    """New keys of a caller, and bytes that are stored, of a caller and of all."""
+
+    def __init__(self, settings: Settings) -> None:
+        keys = settings.max_new_keys
+        self._keys = None if keys is None else InsertLimiter((keys,), time.monotonic)
+        # What is stored longer ago than the time to live is gone.
+        lasts = max(1, milliseconds(settings.ttl, "ttl") // 1000)
+        self._bytes = _budget(settings.max_caller_bytes, lasts)
+        self._total = _budget(settings.max_total_bytes, lasts)
+        self._warn_at = 0.0
+
+    def check(self, job: Job) -> Flow[None]:
+        """Let a request pass that may make a new key, or has an old one.
+
+        Raises:
+            Refusal: It is one too many.
+        """
+        wait = None if self._keys is None else self._keys.retry_after(job.key.scope.label)
+        if wait is None:
+            return
+        known = yield Op("read", (job.key,))
+        if known is None:
+            raise Refusal(
+                "rate-limited",
+                "Too many new keys. Send the same request again later; retries of earlier "
+                "requests are answered.",
+                retry_after=wait,
+            )
+
+    def count(self, job: Job, claim: Claim) -> None:
+        """Take note of a key that was won, if it is a new one."""
+        if self._keys is not None and claim.attempts == 1:
+            self._keys.count(job.key.scope.label)
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Whether a body of this size may be stored; it is then counted."""
+        counted = ((self._bytes, job.key.scope.label), (self._total, ""))
+        budgets = [(budget, who) for budget, who in counted if budget is not None]
+        if any(budget.retry_after(who) is not None for budget, who in budgets):
+            now = time.monotonic()
+            if now >= self._warn_at:
+                self._warn_at = now + WARN_AGAIN
+                logger.warning(
+                    "answers are stored without their bodies: a caller (scope %s) or all of them "
+                    "have stored as much as max_caller_bytes and max_total_bytes allow",
+                    job.key.scope.hash,
+                )
+            return False
+        for budget, who in budgets:
+            budget.count(who, size)
+        return True
+
+
+def _budget(most: int | None, seconds: int) -> InsertLimiter | None:
+    return None if most is None else InsertLimiter(((most, seconds),), time.monotonic)

@@ -1,0 +1,122 @@
+"""A replay is as safe and as readable as the first answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+from tests.http.conftest import Make
+from tests.http.doors import JSON, Calls
+
+from oncekey.http.coding import MAX_PLAIN, accepts
+
+SAFETY = {
+    "content-security-policy": "default-src 'none'",
+    "content-security-policy-report-only": "default-src 'self'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "strict-transport-security": "max-age=1",
+    "referrer-policy": "no-referrer",
+    "permissions-policy": "camera=()",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-embedder-policy": "require-corp",
+    "cross-origin-resource-policy": "same-origin",
+    "access-control-allow-origin": "https://shop.example",
+    "access-control-allow-credentials": "true",
+    "access-control-expose-headers": "X-Total",
+    "vary": "Origin",
+}
+
+
+def test_headers_that_make_an_answer_safe_are_replayed(make: Make) -> None:
+    """Policies for browsers, and who may read the answer, are as on the first answer."""
+    door = make(lambda _: (200, [("content-type", "text/html"), *SAFETY.items()], b"<b>hi</b>"))
+    door.post()
+    again = door.post()
+    assert again.replayed
+    assert {name.lower(): value for name, value in again.headers}.items() >= SAFETY.items()
+
+
+def test_exposed_headers_are_one_list(make: Make) -> None:
+    """Where the application exposes headers of its own, ours join them."""
+    own = ("access-control-expose-headers", "X-Total")
+    door = make(lambda _: (200, [JSON, own], b"{}"), expose_cors=True)
+    door.post()
+    again = door.post()
+    fields = [value for name, value in again.headers if name.lower() == own[0]]
+    assert fields == ["X-Total, Idempotent-Replayed, Retry-After"]
+
+
+TEXT = b'{"made": "%b"}' % (b"x" * 5000)
+_raw = zlib.compressobj(wbits=-15)
+PACKED = {
+    "gzip": gzip.compress(TEXT),
+    "x-gzip": gzip.compress(TEXT),
+    "deflate": zlib.compress(TEXT),
+    "DEFLATE": _raw.compress(TEXT) + _raw.flush(),
+}
+
+
+@pytest.mark.parametrize("coding", PACKED)
+def test_a_packed_answer_is_unpacked_for_who_can_not_read_it(make: Make, coding: str) -> None:
+    """With the coding in Accept-Encoding the stored bytes, without it what they hold."""
+    fields = [JSON, ("content-encoding", coding), ("etag", '"1"'), ("vary", "Accept-Encoding")]
+    calls = Calls(lambda _: (201, fields, PACKED[coding]))
+    door = make(calls)
+    door.post(headers=[("Accept-Encoding", "gzip, deflate")])
+    same = door.post(headers=[("Accept-Encoding", "br;q=1, gzip;q=0.5, deflate")])
+    assert (same.body, same.header("content-encoding")) == (PACKED[coding], coding)
+    assert same.header("etag") == '"1"'
+    for accepted in ([], [("Accept-Encoding", "identity")], [("Accept-Encoding", "*;q=0, br")]):
+        plain = door.post(headers=accepted)
+        assert (plain.status, plain.body, plain.replayed) == (201, TEXT, True)
+        assert plain.header("content-encoding") is None
+        assert plain.header("content-length") == str(len(TEXT))
+        assert plain.header("etag") == 'W/"1"'
+    assert calls.count == 1
+
+
+@pytest.mark.parametrize(
+    "coding, body",
+    [
+        ("br", b"\x0b\x02\x80hello\x03"),
+        ("gzip, br", b"x"),
+        ("gzip", b"not gzip"),
+        ("gzip", PACKED["gzip"][:-9]),
+        ("gzip", gzip.compress(bytes(MAX_PLAIN + 1))),
+    ],
+    ids=["br", "two", "broken", "cut", "bomb"],
+)
+def test_what_can_not_be_unpacked_is_told(make: Make, coding: str, body: bytes) -> None:
+    """To who can't read it: the first status, and that the body is not to be had; it runs once."""
+    calls = Calls(lambda _: (201, [JSON, ("content-encoding", coding)], body))
+    door = make(calls)
+    door.post(headers=[("Accept-Encoding", coding)])
+    reply = door.post()
+    assert (reply.status, reply.problem, calls.count) == (201, "body-unavailable", 1)
+    assert "Accept-Encoding" in json.loads(reply.body)["detail"]
+    assert reply.header("content-encoding") is None
+    if "," not in coding:
+        assert door.post(headers=[("Accept-Encoding", coding)]).body == body
+
+
+@pytest.mark.parametrize(
+    "accepted, expected",
+    [
+        ("gzip", True),
+        ("GZIP;q=0.001", True),
+        ("x-gzip", True),
+        ("*", True),
+        ("gzip;q=0", False),
+        ("gzip; q = 0.000", False),
+        ("gzip;q=0, *", False),
+        ("*;q=0", False),
+        ("br", False),
+        ("", False),
+    ],
+)
+def test_who_reads_gzip(accepted: str, expected: bool) -> None:
+    """Named, or by a star, with a weight that is not zero."""
+    assert accepts(accepted, "gzip") is expected
