@@ -32,6 +32,7 @@ SECRET = "correct-horse-battery-staple"
 SIGNED = ("hubspot", "square", "twilio")
 MOST = 1000
 PATIENCE = 60
+BODY_TIMEOUT = float(os.environ.get("SITE_BODY_TIMEOUT", "10"))
 STORE_CALLS = ("claim", "complete", "release", "renew", "read", "write", "first_seen")
 
 
@@ -160,7 +161,8 @@ def receivers(store: Any = None, make: Callable[..., Any] = WebhookReceiver) -> 
     store = store or Watched(folder() / "hooks.db")
     found = {}
     for name in ("stripe", *SIGNED):
-        found[name] = make(made(name), store, wait=0.05, max_body_bytes=MOST)
+        limits = {"max_body_bytes": MOST, "body_timeout": BODY_TIMEOUT}
+        found[name] = make(made(name), store, wait=0.05, **limits)
         found[name].on()(effect if make is WebhookReceiver else async_effect)
     return found
 
@@ -187,7 +189,7 @@ def flask_site() -> Any:
     by_name = receivers(store)
     use_before_fork(by_name["stripe"])
     webhooks = Webhooks(store=store)
-    options = {"wait": 0.05, "max_body_bytes": MOST}
+    options = {"wait": 0.05, "max_body_bytes": MOST, "body_timeout": BODY_TIMEOUT}
     webhooks.on("/hooks/stripe", made("stripe"), **options)(effect)
     webhooks.init_app(app)
     for name in SIGNED:
@@ -411,7 +413,7 @@ def lambda_site() -> Any:
     return site
 
 
-def run_gunicorn(app: Any, fd: str) -> None:
+def run_gunicorn(app: Any, fd: str, **config: Any) -> None:
     """Two workers that are forked when the app and its store are there."""
     from gunicorn.app.base import BaseApplication
 
@@ -420,11 +422,27 @@ def run_gunicorn(app: Any, fd: str) -> None:
             self.cfg.set("bind", f"fd://{fd}")
             self.cfg.set("workers", 2)
             self.cfg.set("preload_app", True)
+            for name, value in config.items():
+                self.cfg.set(name, value)
 
         def load(self) -> Any:
             return app
 
     Server().run()
+
+
+def run_wsgiref(app: Any, fd: str) -> None:
+    """The standard library's server: one thread, and no socket in the environ."""
+    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+    listener = socket.socket(fileno=int(fd))
+    server = WSGIServer(listener.getsockname(), WSGIRequestHandler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_name, server.server_port = listener.getsockname()
+    server.setup_environ()
+    server.set_app(app)
+    server.serve_forever()
 
 
 def run_django(fd: str) -> None:
@@ -451,6 +469,10 @@ def main(kind: str, fd: str) -> None:
         make_server("127.0.0.1", 0, app, threaded=True, fd=int(fd)).serve_forever()
     elif kind == "flask-gunicorn":
         run_gunicorn(flask_site(), fd)
+    elif kind == "flask-gthread":
+        run_gunicorn(flask_site(), fd, worker_class="gthread", workers=1, threads=2)
+    elif kind == "wsgi-wsgiref":
+        run_wsgiref(wsgi_site(), fd)
     elif kind == "wsgi-gunicorn":
         run_gunicorn(wsgi_site(), fd)
     elif kind == "django-own":

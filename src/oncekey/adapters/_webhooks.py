@@ -16,16 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
-from oncekey.http.body import ClientGoneError, read_chunks
+from oncekey.http.body import ClientGoneError, SlowBodyError, read_chunks
 from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
 
 __all__ = [
-    "CUT_SHORT",
     "NOT_ALLOWED",
     "AnyReceiver",
     "ClientGoneError",
     "close_receiver",
+    "cut_short",
     "deliver",
     "missing",
     "read_chunks",
@@ -49,6 +49,13 @@ CUT_SHORT: Final = WebhookResponse(
     "rejected",
     "body_incomplete",
 )
+TOO_SLOW: Final = WebhookResponse(
+    408,
+    {"Content-Type": "application/json"},
+    b'{"error": "body_timeout", "message": "the body took too long: send it again"}',
+    "rejected",
+    "body_timeout",
+)
 
 THREADS: Final = 32  # of sync receivers, in one event loop; more deliveries wait for their turn
 
@@ -64,6 +71,11 @@ _running: dict[asyncio.Task[WebhookResponse], AnyReceiver] = {}
 def missing(package: str, extra: str) -> ImportError:
     """What to raise where a framework can't be imported."""
     return ImportError(f"this adapter needs {package}: run pip install 'oncekey[{extra}]'")
+
+
+def cut_short(error: Exception) -> WebhookResponse:
+    """The answer to a body that is not whole: its client went away, or is too slow."""
+    return TOO_SLOW if isinstance(error, SlowBodyError) else CUT_SHORT
 
 
 # Receivers in an event loop

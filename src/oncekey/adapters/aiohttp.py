@@ -31,7 +31,14 @@ from typing import Any, Final
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
-from oncekey.adapters._webhooks import CUT_SHORT, AnyReceiver, deliver, missing, read_chunks
+from oncekey.adapters._webhooks import (
+    AnyReceiver,
+    ClientGoneError,
+    cut_short,
+    deliver,
+    missing,
+    read_chunks,
+)
 from oncekey.http.answer import Answer
 from oncekey.http.facts import facts_of
 from oncekey.http.problems import ENDED_EARLY, Refusal
@@ -89,9 +96,10 @@ async def receive_webhook(request: web.Request, receiver: AnyReceiver) -> Webhoo
     """
     most = receiver.settings.max_body_bytes
     try:
-        body = await read_chunks(_chunks(request), most, request.headers.get("Content-Length"))
-    except (OSError, web.RequestPayloadError):  # gone, or compressed in a way that can't be read
-        return CUT_SHORT
+        declared = request.headers.get("Content-Length")
+        body = await read_chunks(_chunks(request), most, declared, receiver.settings.body_seconds)
+    except (OSError, web.RequestPayloadError, ClientGoneError) as error:
+        return cut_short(error)  # gone, or compressed in a way that can't be read, or too slow
     if len(body) <= most:
         request._read_bytes = body  # for whoever reads it afterwards
     target = request.raw_path

@@ -28,10 +28,10 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from oncekey.adapters._webhooks import (
-    CUT_SHORT,
     NOT_ALLOWED,
     AnyReceiver,
     close_receiver,
+    cut_short,
     deliver,
     settle,
     webhook_lifespan,
@@ -97,11 +97,15 @@ class WebhookApp:
             return NOT_ALLOWED
         headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         declared = next((value for name, value in headers if name == b"content-length"), None)
-        most = self._receiver.settings.max_body_bytes
+        settings = self._receiver.settings
         try:
-            body = await asgi_body(receive, most, declared)
-        except ClientGoneError:
-            return CUT_SHORT  # nobody reads it, but middleware in front wants some answer
+            body = await asgi_body(
+                receive, settings.max_body_bytes, declared, settings.body_seconds
+            )
+        except ClientGoneError as error:
+            return cut_short(
+                error
+            )  # if it is gone nobody reads it, but middleware wants some answer
         return await deliver(self._receiver, "POST", request_url(scope), headers, body)
 
     async def _live(self, receive: Receive, send: Send) -> None:

@@ -46,15 +46,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from oncekey.abc import AsyncStore, Store
 from oncekey.adapters import asgi, wsgi
 from oncekey.adapters._webhooks import (
-    CUT_SHORT,
     NOT_ALLOWED,
     AnyReceiver,
+    cut_short,
     deliver,
     missing,
 )
 from oncekey.errors import BackendMismatchError
 from oncekey.http.answer import Answer
-from oncekey.http.body import ClientGoneError, declared_length, whole_body, wsgi_body
+from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_body, wsgi_body
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
 from oncekey.http.problems import ENDED_EARLY, Refusal
 from oncekey.http.routes import AsyncRoutes, Routes, Seen, fields_of
@@ -137,9 +137,10 @@ def _delivery(
     if request.method != "POST":
         return NOT_ALLOWED
     try:
-        body = _raw_body(request, receiver.settings.max_body_bytes)
-    except ClientGoneError:
-        return CUT_SHORT
+        settings = receiver.settings
+        body = _raw_body(request, settings.max_body_bytes, settings.body_seconds)
+    except ClientGoneError as error:
+        return cut_short(error)
     # Django's own scheme and host know its settings for proxies, and check ALLOWED_HOSTS.
     scheme, host = request.scheme, request.get_host()
     if hasattr(request, "scope"):
@@ -152,7 +153,7 @@ def _delivery(
     return request.method, wsgi.request_url(environ), wsgi.request_headers(request.environ), body
 
 
-def _raw_body(request: HttpRequest, most: int) -> bytes:
+def _raw_body(request: HttpRequest, most: int, seconds: float | None = None) -> bytes:
     """The body as it came, also where ``request.body`` or ``request.POST`` was read before.
 
     Raises:
@@ -162,10 +163,10 @@ def _raw_body(request: HttpRequest, most: int) -> bytes:
     declared = request.META.get("CONTENT_LENGTH") or ""
     environ = getattr(request, "environ", {})
     if declared_length(declared) is None and environ.get("wsgi.input_terminated"):
-        return wsgi_body(environ, most)  # Django takes a body without a length for empty
+        return wsgi_body(environ, most, seconds)  # Django takes a body without a length for empty
     if request._read_started and not hasattr(request, "_body"):
         return wsgi.lost_body(request.content_type, "let that read request.body")
-    return whole_body(request.read, most, declared)
+    return whole_body(request.read, most, declared, Deadline(seconds, environ))
 
 
 def _answer(response: WebhookResponse) -> HttpResponse:

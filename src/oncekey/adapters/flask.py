@@ -36,7 +36,7 @@ from io import BytesIO
 from typing import Any, Final, TypeVar
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED, missing
+from oncekey.adapters._webhooks import NOT_ALLOWED, cut_short, missing
 from oncekey.adapters.wsgi import check_sync, lost_body, request_headers, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer, Fields
@@ -237,8 +237,8 @@ def receive_webhook(receiver: WebhookReceiver) -> WebhookResponse:
         return NOT_ALLOWED
     try:
         body = _raw_body(request, receiver)
-    except ClientGoneError:
-        return CUT_SHORT
+    except ClientGoneError as error:
+        return cut_short(error)
     url, fields = request_url(request.environ), request_headers(request.environ)
     return receiver.receive(request.method, url, fields, body)
 
@@ -266,7 +266,8 @@ def _raw_body(request: Request, receiver: WebhookReceiver) -> bytes:
     kept: bytes | ClientGoneError | None = environ.get(_KEPT)
     if kept is None:
         try:
-            kept = _read_body(request, receiver.settings.max_body_bytes)
+            settings = receiver.settings
+            kept = _read_body(request, settings.max_body_bytes, settings.body_seconds)
         except ClientGoneError as error:
             kept = error
         environ[_KEPT] = kept
@@ -275,9 +276,9 @@ def _raw_body(request: Request, receiver: WebhookReceiver) -> bytes:
     return kept
 
 
-def _read_body(request: Request, most: int) -> bytes:
+def _read_body(request: Request, most: int, seconds: float | None = None) -> bytes:
     if "stream" not in vars(request):  # nobody has asked for it yet
-        body = wsgi_body(request.environ, most)
+        body = wsgi_body(request.environ, most, seconds)
         request.environ["wsgi.input"] = BytesIO(body)  # for whoever wants to parse it too
         return body
     body = request.get_data(cache=False)

@@ -25,8 +25,9 @@ from typing import Any
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import (
-    CUT_SHORT,
     AnyReceiver,
+    ClientGoneError,
+    cut_short,
     deliver,
     missing,
     read_chunks,
@@ -101,11 +102,14 @@ async def receive_webhook(
     """
     most = receiver.settings.max_body_bytes
     try:
-        body = await read_chunks(request.stream(), most, request.headers.get("content-length"))
-    except InternalServerException:
+        declared = request.headers.get("content-length")
+        body = await read_chunks(request.stream(), most, declared, receiver.settings.body_seconds)
+    except ClientGoneError as error:
+        return cut_short(error)
+    except InternalServerException as error:
         if not request.is_connected:  # "stream consumed"
             raise
-        return CUT_SHORT
+        return cut_short(error)
     if len(body) <= most:
         request._body = body  # for whoever reads it afterwards
     headers = request.scope["headers"]

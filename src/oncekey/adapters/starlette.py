@@ -30,8 +30,9 @@ from typing import Any
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import (
-    CUT_SHORT,
     AnyReceiver,
+    ClientGoneError,
+    cut_short,
     deliver,
     missing,
     read_chunks,
@@ -99,9 +100,10 @@ async def receive_webhook(request: Request, receiver: AnyReceiver) -> WebhookRes
     """
     most = receiver.settings.max_body_bytes
     try:
-        body = await read_chunks(request.stream(), most, request.headers.get("content-length"))
-    except ClientDisconnect:
-        return CUT_SHORT
+        declared = request.headers.get("content-length")
+        body = await read_chunks(request.stream(), most, declared, receiver.settings.body_seconds)
+    except (ClientDisconnect, ClientGoneError) as error:
+        return cut_short(error)
     except RuntimeError as error:  # "Stream consumed"
         raise PolicyError(
             "the body was parsed before the receiver saw it: leave form and file parameters out, "

@@ -25,7 +25,7 @@ from http.client import responses
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
-from oncekey.adapters._webhooks import CUT_SHORT, NOT_ALLOWED
+from oncekey.adapters._webhooks import NOT_ALLOWED, cut_short
 from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.wsgi import IdempotencyMiddleware
@@ -76,9 +76,10 @@ class WebhookApp:
         if method != "POST":
             return NOT_ALLOWED
         try:
-            body = wsgi_body(environ, self.receiver.settings.max_body_bytes)
-        except ClientGoneError:
-            return CUT_SHORT
+            settings = self.receiver.settings
+            body = wsgi_body(environ, settings.max_body_bytes, settings.body_seconds)
+        except ClientGoneError as error:
+            return cut_short(error)
         return self.receiver.receive(method, request_url(environ), request_headers(environ), body)
 
 

@@ -1,17 +1,37 @@
 """One reader of bodies for every adapter: never more than is taken, and never half a body.
 
 A body ends early if its client goes away, breaks off a chunk, or sends less than it declared.
-Servers of ASGI say so; of WSGI they end the stream, or fail.
+Servers of ASGI say so; of WSGI they end the stream, or fail. One that comes too slowly is given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import aclosing
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any, Final
 
 __all__ = [
     "ClientGoneError",
+    "Deadline",
+    "SlowBodyError",
     "asgi_body",
     "declared_length",
     "read_chunks",
@@ -26,6 +46,55 @@ _LONGEST_NUMBER: Final = 20  # digits; int() of a longer one costs time
 
 class ClientGoneError(Exception):
     """The client went away before its whole body was here: nothing is to be handled."""
+
+
+class SlowBodyError(ClientGoneError):
+    """The body was not here in the time that it is given."""
+
+
+class Deadline:
+    """Until when a body must be here; to be entered around the reading.
+
+    A read of WSGI ends when all that it asked for is here, so a client that sends a byte now and
+    then could hold a thread for hours. When the time is over the connection is shut for reading,
+    where the server shows it (Gunicorn, werkzeug); elsewhere the clock is looked at between reads.
+
+    Args:
+        seconds: How long. ``None``: as long as the server lets it.
+        environ: Of a WSGI request.
+    """
+
+    def __init__(self, seconds: float | None, environ: Mapping[str, Any]) -> None:
+        self._ends = None if seconds is None else time.monotonic() + seconds
+        self._connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        if seconds is not None and self._connection is not None:
+            self._timer = threading.Timer(seconds, self._shut)
+            self._timer.daemon = True
+
+    def __enter__(self) -> Deadline:
+        if self._timer is not None:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            with self._lock:  # not while it is being shut: its number may soon be another's
+                self._connection = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is past."""
+        return self._ends is not None and time.monotonic() >= self._ends
+
+    def _shut(self) -> None:
+        with self._lock, suppress(OSError, ValueError):
+            if self._connection is not None:
+                # A copy: to shut a TLS socket itself would make it send the answer in the clear.
+                with socket.socket(fileno=os.dup(self._connection.fileno())) as same:
+                    same.shutdown(socket.SHUT_RD)
 
 
 def declared_length(raw: str | bytes | None) -> int | None:
@@ -69,7 +138,10 @@ class _Body:
 
 
 async def read_chunks(
-    chunks: AsyncGenerator[bytes, None], most: int, declared: str | bytes | None = None
+    chunks: AsyncGenerator[bytes, None],
+    most: int,
+    declared: str | bytes | None = None,
+    seconds: float | None = None,
 ) -> bytes:
     """Read a body, but not on once it is longer than ``most``.
 
@@ -77,12 +149,16 @@ async def read_chunks(
         chunks: The body in pieces, as the server gives them. Not touched if ``declared`` is over.
         most: How long a body may be, in bytes.
         declared: The ``Content-Length`` field, if there is one.
+        seconds: How long it may take. ``None``: as long as the server lets it.
 
     Returns:
         The body; for one that is too long, other bytes that are too long.
+
+    Raises:
+        SlowBodyError: It took longer.
     """
     body = _Body(most, declared)
-    async with aclosing(chunks):
+    async with _in_time(seconds), aclosing(chunks):
         if not body.too_long:
             async for chunk in chunks:
                 if not body.add(chunk):
@@ -90,8 +166,27 @@ async def read_chunks(
     return body.value()
 
 
+def _in_time(seconds: float | None) -> AbstractAsyncContextManager[None]:
+    return nullcontext() if seconds is None else _within(seconds)
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise SlowBodyError from None
+
+
 def read_stream(
-    read: Callable[[int], bytes], most: int, declared: str | bytes | None = None
+    read: Callable[[int], bytes],
+    most: int,
+    declared: str | bytes | None = None,
+    deadline: Deadline | None = None,
 ) -> bytes:
     """``read_chunks`` for a file: ``read(n)`` gives ``n`` bytes at most, and none at its end.
 
@@ -99,6 +194,8 @@ def read_stream(
     """
     body = _Body(most, declared)
     while not body.too_long and body.room > 0:
+        if deadline is not None and deadline.is_over:
+            raise SlowBodyError
         chunk = read(body.room)
         if not chunk:
             break
@@ -110,48 +207,67 @@ async def asgi_body(
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     most: int,
     declared: str | bytes | None = None,
+    seconds: float | None = None,
 ) -> bytes:
     """``read_chunks`` for an ASGI request.
 
     Raises:
         ClientGoneError: The client hung up before the end of its body.
+        SlowBodyError: It took longer than ``seconds``.
     """
     body = _Body(most, declared)
     more = not body.too_long
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        more = body.add(message.get("body", b"")) and message.get("more_body", False)
+    async with _in_time(seconds):
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            more = body.add(message.get("body", b"")) and message.get("more_body", False)
     return body.value()
 
 
-def wsgi_body(environ: Mapping[str, Any], most: int) -> bytes:
+def wsgi_body(environ: Mapping[str, Any], most: int, seconds: float | None = None) -> bytes:
     """``read_chunks`` for a WSGI request.
 
     A body without a length is read only where the server ends it (``wsgi.input_terminated``).
 
     Raises:
         ClientGoneError: It can't be read, or there is less of it than its length says.
+        SlowBodyError: It took longer than ``seconds``.
     """
     declared = environ.get("CONTENT_LENGTH") or ""
     if declared_length(declared) is None:
         if not environ.get("wsgi.input_terminated"):
             return b""
         declared = ""
-    return whole_body(environ["wsgi.input"].read, most, declared)
+    stream = environ["wsgi.input"]
+    # Where there is one, read1 gives what is here, so that the clock can be looked at in between.
+    read = stream.read if seconds is None else getattr(stream, "read1", stream.read)
+    return whole_body(read, most, declared, Deadline(seconds, environ))
 
 
-def whole_body(read: Callable[[int], bytes], most: int, declared: str | bytes) -> bytes:
+def whole_body(
+    read: Callable[[int], bytes],
+    most: int,
+    declared: str | bytes,
+    deadline: Deadline | None = None,
+) -> bytes:
     """Read a body of ``declared`` bytes, or of any number if that is empty.
 
     Raises:
         ClientGoneError: It can't be read, or there is less of it.
+        SlowBodyError: The deadline is over.
     """
+    deadline = deadline or Deadline(None, {})
     try:
-        body = read_stream(read, most, declared or None)
+        with deadline:
+            body = read_stream(read, most, declared or None, deadline)
     except Exception as error:  # each server has an error of its own for a broken chunk
-        raise ClientGoneError from error
+        raise _why(deadline) from error
     if len(body) <= most and len(body) < (declared_length(declared) or 0):
-        raise ClientGoneError
+        raise _why(deadline)
     return body
+
+
+def _why(deadline: Deadline) -> ClientGoneError:
+    return SlowBodyError() if deadline.is_over else ClientGoneError()

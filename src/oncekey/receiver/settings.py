@@ -31,6 +31,8 @@ class Settings:
         lease: How long an event is held by a worker that died. A live one renews it.
         wait: How long a copy waits for another that is being handled, before it is told to retry.
         max_body_bytes: Larger bodies are refused unread.
+        body_timeout: How long a body may take to come in before its sender gets a 408. ``None``:
+            as long as the server lets it. Servers of WSGI need a limit of their own too.
         content_types: What is taken. Empty: anything.
         on_changed: The same key with another payload: ``first-wins`` answers 2xx as to any copy,
             ``reject`` answers 409. ``None``: as the provider's rules say.
@@ -59,6 +61,7 @@ class Settings:
     lease: Duration = 300
     wait: Duration = 5
     max_body_bytes: int = 1_048_576
+    body_timeout: Duration | None = 10
     content_types: Iterable[str] = (
         "application/json",
         "application/*+json",
@@ -91,10 +94,19 @@ class Settings:
             raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")
         milliseconds(self.lease, "lease", least=20)
         milliseconds(self.wait, "wait")
+        if self.body_timeout is not None:
+            milliseconds(self.body_timeout, "body_timeout", least=1)
         for name in ("per_key", "per_sender"):
             limit = getattr(self, name)
             if limit is not None and (limit[0] < 1 or limit[1] < 1):
                 raise PolicyError(f"{name} must be (deliveries, seconds), both positive")
+
+    @property
+    def body_seconds(self) -> float | None:
+        """``body_timeout`` in seconds."""
+        if self.body_timeout is None:
+            return None
+        return milliseconds(self.body_timeout, "body_timeout") / 1000
 
     def terms(self, provider_retention: int) -> Terms:
         """What the store is told. Seen events are remembered as late for another such time."""
