@@ -10,7 +10,15 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from oncekey._core import call as engine
-from oncekey._core.blueprint import Blueprint, KeySource, PerCallKeyWarning, key_name, scope_of
+from oncekey._core.blueprint import (
+    Blueprint,
+    KeySource,
+    PerCallKeyWarning,
+    block_scope,
+    function_scope,
+    key_name,
+    names,
+)
 from oncekey._core.calls import PendingCall
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan
@@ -143,6 +151,8 @@ class OpenClaim:
 class _Base:
     """What both forms share: the policy, and how options override it."""
 
+    store: Any
+
     def __init__(self, scope: str, policy: Policy | None, options: dict[str, Any]) -> None:
         self._scope = scope
         self.policy = (policy or Policy()).but(options)
@@ -153,11 +163,16 @@ class _Base:
         key: KeySource,
         ignore: Iterable[str],
         options: dict[str, Any],
+        name: str | None = "",
     ) -> Blueprint:
         """How calls of ``function`` are done once. Raises if it can't be guarded here."""
         self._check(function)
-        scope = scope_of(self._scope, function)
-        return Blueprint(function, key, ignore, scope, self.policy.but(options))
+        scope = function_scope(self._scope, function, name)
+        made = Blueprint(function, key, ignore, scope, self.policy.but(options))
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None and name == "":
+            made.alone = names.take(self.store, scope, code)
+        return made
 
     def _check(self, function: Callable[..., Any]) -> None:
         raise NotImplementedError
@@ -165,7 +180,7 @@ class _Base:
     def _block(self, key: str, payload: object, options: dict[str, Any]) -> engine.Job:
         policy = self.policy.but(options)
         mark = b"" if payload is None else fingerprint(payload)
-        name = Key(scope_of(self._scope, None), key_name(key, "key"))
+        name = Key(block_scope(self._scope), key_name(key, "key"))
         return engine.Job(name, mark, Plan.of(policy), Codec(), "guard")
 
 
@@ -174,8 +189,8 @@ class Once(_Base):
 
     Args:
         store: A ``Store``, or a URL for ``connect``.
-        scope: A name that sets keys apart. Decorated functions have one of their own: their
-            module and name, so give a scope if they may be renamed while keys live.
+        scope: A name that sets keys apart: those of blocks, and those of functions beside the
+            function's own name.
         policy: Defaults for all calls; single options may be given instead.
 
     Example:
@@ -208,6 +223,7 @@ class Once(_Base):
         self,
         *bare: object,
         key: KeySource = "",
+        name: str | None = "",
         ignore: Iterable[str] = (),
         transactional: bool = False,
         on: Any = None,
@@ -220,18 +236,27 @@ class Once(_Base):
             key: Which argument is the key: its name, a dotted path into it (``order.id``), a list
                 of such names or paths, or a callable that gets the arguments. The other arguments
                 are the payload: the same key with another payload is a conflict.
-            ignore: Arguments that are not part of the payload, such as a logger.
+            name: What keeps the keys of this function apart from those of others with the same
+                scope. Default: its module and name, so give one if it may be renamed or moved
+                while keys live. Functions with one name share their keys. ``None``: there is no
+                name, and the scope's keys are shared with its blocks and other such functions.
+            ignore: Arguments that are not part of the payload, such as a logger. ``self``: objects
+                share their keys; without that word the key must tell them apart.
             transactional: Run the function in a transaction, in which its writes and its answer
                 commit together. It writes on ``current_transaction().connection``.
             on: Where that transaction is, if not on the store's own connections.
             **options: Options of ``Policy`` for this function.
+
+        Raises:
+            InvalidKeyError: There is no such argument; or another function, or another object's
+                method, would have the same keys.
         """
         _must_have_key(bare, key)
         if transactional:
             check_transactional(self.store)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            blueprint = self._blueprint(function, key, ignore, options)
+            blueprint = self._blueprint(function, key, ignore, options, name)
 
             @functools.wraps(function)
             def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -379,6 +404,7 @@ class AsyncOnce(_Base):
         self,
         *bare: object,
         key: KeySource = "",
+        name: str | None = "",
         ignore: Iterable[str] = (),
         transactional: bool = False,
         on: Any = None,
@@ -390,7 +416,7 @@ class AsyncOnce(_Base):
             check_transactional(self.store)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-            blueprint = self._blueprint(function, key, ignore, options)
+            blueprint = self._blueprint(function, key, ignore, options, name)
 
             @functools.wraps(function)
             async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -78,7 +78,7 @@ def counted(once: AsyncOnce, **options: Any) -> tuple[Callable[[str], Any], list
     """A guarded function that only counts its runs."""
     runs: list[str] = []
 
-    @once(key="name", **options)
+    @once(key="name", name=None, **options)
     async def work(name: str) -> int:
         runs.append(name)
         return len(runs)
@@ -144,7 +144,7 @@ async def test_a_cancelled_waiter_leaves_the_holder_alone() -> None:
     store = MemoryBackend()
     inside, finish = asyncio.Event(), asyncio.Event()
 
-    @AsyncOnce(store, scope="cancel")(key="name")
+    @AsyncOnce(store, scope="cancel")(key="name", name=None)
     async def work(name: str) -> str:
         inside.set()
         await finish.wait()
@@ -174,7 +174,7 @@ def test_an_interrupted_sync_claim_is_given_back() -> None:
             raise KeyboardInterrupt
 
     store = Interrupted()
-    work = Once(store, scope="cancel")(key="name")(lambda name: 1)
+    work = Once(store, scope="cancel")(key="name", name=None)(lambda name: 1)
     with pytest.raises(KeyboardInterrupt):
         work("k")
     record = store.read(KEY)
@@ -210,7 +210,7 @@ async def test_a_task_cancelled_while_releasing_releases_first() -> None:
     """A failed handler's key is given back even if the task is cancelled meanwhile."""
     store = Held("release", before=True)
 
-    @AsyncOnce(store, scope="cancel")(key="name")
+    @AsyncOnce(store, scope="cancel")(key="name", name=None)
     async def work(name: str) -> int:
         raise ValueError(name)
 
@@ -232,7 +232,7 @@ def hang(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """A guarded call that never ends by itself, in both forms."""
 
     def make(once: AsyncOnce, inside: asyncio.Event, **options: Any) -> Callable[[], Any]:
-        @once(key="name", **options)
+        @once(key="name", name=None, **options)
         async def work(name: str) -> None:
             inside.set()
             await asyncio.get_running_loop().create_future()
@@ -302,7 +302,7 @@ def test_an_interrupted_sync_handler_keeps_its_lease(
     def call(**options: Any) -> None:
         if form == "decorator":
 
-            @once(key="name", **options)
+            @once(key="name", name=None, **options)
             def work(name: str) -> None:
                 raise interrupt
 
@@ -339,7 +339,7 @@ def test_a_waiter_takes_over_when_the_winner_fails(monkeypatch: pytest.MonkeyPat
         store = MemoryBackend(clock=loop.epoch)
         runs: list[int] = []
 
-        @AsyncOnce(store, scope="cancel", lease=30, wait=60)(key="name")
+        @AsyncOnce(store, scope="cancel", lease=30, wait=60)(key="name", name=None)
         async def work(name: str) -> int:
             runs.append(1)
             if len(runs) == 1:
@@ -391,7 +391,7 @@ def test_a_waiting_thread_takes_over_when_the_winner_fails() -> None:
     store = Watched()
     runs: list[int] = []
 
-    @Once(store, scope="cancel", lease=600, wait=60)(key="name")
+    @Once(store, scope="cancel", lease=600, wait=60)(key="name", name=None)
     def work(name: str) -> int:
         runs.append(1)
         if len(runs) == 1:
@@ -426,7 +426,7 @@ def guarded_sleep(loop: SeededLoop, seconds: float, **options: Any) -> tuple[Any
     store = MemoryBackend(clock=loop.epoch)
     runs: list[str] = []
 
-    @AsyncOnce(store, scope="cancel", lease=30, **options)(key="name")
+    @AsyncOnce(store, scope="cancel", lease=30, **options)(key="name", name=None)
     async def work(name: str) -> str:
         runs.append(name)
         if len(runs) == 1:
@@ -486,7 +486,7 @@ def test_a_timeout_inside_a_handler_is_a_failure(monkeypatch: pytest.MonkeyPatch
     async def main(loop: SeededLoop) -> None:
         store = MemoryBackend(clock=loop.epoch)
 
-        @AsyncOnce(store, scope="cancel", lease=30)(key="name")
+        @AsyncOnce(store, scope="cancel", lease=30)(key="name", name=None)
         async def work(name: str) -> None:
             async with asyncio.timeout(5):
                 await asyncio.sleep(10)
@@ -548,7 +548,7 @@ async def test_a_closed_coroutine_closes_quietly() -> None:
     store = MemoryBackend()
     once = AsyncOnce(store, scope="cancel")
 
-    @once(key="name")
+    @once(key="name", name=None)
     async def work(name: str) -> None:
         await asyncio.sleep(0)
 

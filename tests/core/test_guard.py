@@ -132,7 +132,7 @@ def test_a_key_that_is_no_argument_is_an_error_at_decoration(once: Once) -> None
 
 
 def test_functions_have_scopes_of_their_own(once: Once) -> None:
-    """Two functions with one key don't collide; with one scope they do."""
+    """Two functions with one key don't collide, also with one scope and one guard."""
 
     @once(key="k")
     def f(k: str) -> str:
@@ -144,7 +144,108 @@ def test_functions_have_scopes_of_their_own(once: Once) -> None:
 
     assert (f("1"), g("1")) == ("f", "g")
     shared = Once(once.store, scope="shared")
-    assert (shared(key="k")(lambda k: "h")("1"), shared(key="k")(lambda k: "i")("1")) == ("h", "h")
+
+    @shared(key="k")
+    def charge(k: str) -> str:
+        return "charged"
+
+    @shared(key="k")
+    def refund(k: str) -> str:
+        return "refunded"
+
+    assert (charge("1"), refund("1")) == ("charged", "refunded")
+    with shared.guard("1") as claim:
+        assert not claim.replayed  # nor do blocks
+
+
+def test_a_name_keeps_the_keys_of_a_function(once: Once) -> None:
+    """Given a name, a function may be renamed; to share keys is a word that somebody writes."""
+    shop = Once(once.store, scope="shop")
+
+    @shop(key="k", name="charge")
+    def charge(k: str) -> str:
+        return "charged"
+
+    @shop(key="k", name="charge")
+    def charge_card(k: str) -> str:
+        return "charged again"
+
+    @shop(key="k", name=None)
+    def bare(k: str) -> str:
+        return "bare"
+
+    assert (charge("1"), charge_card("1"), bare("1")) == ("charged", "charged", "bare")
+    with shop.guard("1") as claim:
+        assert claim.answer == "bare"
+    with pytest.raises(InvalidKeyError, match="give scope="):
+        once(key="k", name=None)(charge)
+
+
+def test_two_functions_of_one_name_never_share(once: Once) -> None:
+    """Two definitions with one name, as web handlers have: the older one is refused when called."""
+
+    def first() -> Any:
+        @once(key="k")
+        def handler(k: str) -> str:
+            return "first"
+
+        return handler
+
+    def second() -> Any:
+        def handler(k: str) -> str:
+            return "second"
+
+        handler.__qualname__ = one.__qualname__
+        return once(key="k")(handler)
+
+    one = first()
+    assert one("1") == first()("1") == "first"  # made again by the same lines: the same function
+    two = second()
+    assert two("2") == "second"
+    with pytest.raises(InvalidKeyError, match=r"another function.*name="):
+        one("2")
+
+
+class Till:
+    """Objects whose guarded methods say what tells them apart, or that nothing does."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def pay(self, order: str) -> str:
+        return f"{self.name} paid {order}"
+
+    @classmethod
+    def close(cls, order: str) -> str:
+        return f"{cls.__name__} closed {order}"
+
+
+def test_objects_of_one_class_never_share_silently(once: Once) -> None:
+    """A method's key must tell objects apart, unless somebody writes that they may share."""
+    for key in ("order", ["order"]):
+        with pytest.raises(InvalidKeyError, match=r'key=\["self.id".*ignore=\["self"\]'):
+            once(key=key)(Till.pay)
+    with pytest.raises(InvalidKeyError, match=r"cls\.id"):
+        once(key="order")(Till.close.__func__)
+    pay = once(key=["self.name", "order"])(Till.pay)
+    assert [pay(Till(name), "1") for name in "abab"] == ["a paid 1", "b paid 1"] * 2
+    shared = once(key="order", name="shared", ignore=["self"])(Till.pay)
+    assert [shared(Till(name), "1") for name in "ab"] == ["a paid 1"] * 2
+
+
+def test_bound_methods_partials_and_objects_need_a_name(once: Once) -> None:
+    """What was decorated for one object would share its keys with what was for another."""
+    for one in (
+        Till("a").pay,
+        Till.close,
+        functools.partial(charge, "gw"),
+        functools.partial(Till("a").pay),
+        Charge(),
+    ):
+        with pytest.raises(InvalidKeyError, match="give name="):
+            once(key="order")(one)
+    a, b = (once(key="order", name=f"pay-{name}")(Till(name).pay) for name in "ab")
+    assert (a("1"), b("1")) == ("a paid 1", "b paid 1")
 
 
 class Colour(enum.Enum):
@@ -204,7 +305,7 @@ class Service:
     def __init__(self) -> None:
         self.runs = 0
 
-    @once(key="k")
+    @once(key="k", ignore=["self"])
     def work(self, k: str) -> int:
         """Works."""
         self.runs += 1
@@ -468,8 +569,9 @@ def test_partials_and_objects_have_scopes_of_their_own(once: Once) -> None:
         (functools.partial(charge, "gw"), functools.partial(refund, "gw")),
         (Charge(), Refund()),
     ):
-        assert once(key="order")(first)(order="1") == "charged 1"
-        assert once(key="order")(second)(order="1") == "refunded 1"
+        name = type(first).__name__
+        assert once(key="order", name=f"{name}.charge")(first)(order="1") == "charged 1"
+        assert once(key="order", name=f"{name}.refund")(second)(order="1") == "refunded 1"
     with pytest.raises(InvalidKeyError, match="lambda has no name"):
         once(key="order")(lambda order: order)
     with pytest.raises(BackendMismatchError, match="AsyncOnce"):

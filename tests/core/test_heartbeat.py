@@ -85,7 +85,7 @@ virtual = pytest.mark.usefixtures("_virtual")
 def sleeper(store: MemoryBackend, seconds: float, **options: Any) -> Callable[[str], Any]:
     """A guarded handler that takes its time."""
 
-    @AsyncOnce(store, scope="beat", lease=LEASE, **options)(key="name")
+    @AsyncOnce(store, scope="beat", lease=LEASE, **options)(key="name", name=None)
     async def work(name: str) -> str:
         await asyncio.sleep(seconds)
         return "mine"
@@ -216,7 +216,7 @@ def test_max_run_stops_the_renewals() -> None:
         store = Watched(loop)
         runs: list[float] = []
 
-        @AsyncOnce(store, scope="beat", lease=LEASE, max_run=25, wait=100)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE, max_run=25, wait=100)(key="name", name=None)
         async def work(name: str) -> int:
             runs.append(loop.time())
             mine = len(runs)
@@ -259,7 +259,7 @@ def test_a_lost_claim_cancels_the_handler(form: str) -> None:
         async def call() -> None:
             if form == "decorator":
 
-                @once(key="name")
+                @once(key="name", name=None)
                 async def work(name: str) -> None:
                     await handler()
 
@@ -294,7 +294,7 @@ def test_a_lost_claim_leaves_no_cancellation_behind(handlers_way: str) -> None:
         clock = ManualClock()
         store = Watched(loop, clock)
 
-        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name", name=None)
         async def work(name: str) -> str:
             try:
                 await asyncio.sleep(1000)
@@ -425,7 +425,7 @@ def test_a_reply_after_the_lease_is_renewed_before_the_handler_starts() -> None:
         store.claim_takes = [LEASE + 5]
         order: list[str] = []
 
-        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name", name=None)
         async def work(name: str) -> str:
             order.extend(name for name, _ in store.calls)
             return "mine"
@@ -446,7 +446,7 @@ def test_a_reply_near_the_end_of_the_lease_counts_as_late(took: float, renewals:
         store.claim_takes = [took]
         seen: list[int] = []
 
-        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name", name=None)
         async def work(name: str) -> None:
             seen.append(len(store.times("renew")))
 
@@ -466,7 +466,7 @@ def test_a_late_renewal_does_not_start_the_handler_either() -> None:
         store.renewal_takes = [LEASE + 5]
         left: list[int] = []
 
-        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name", name=None)
         async def work(name: str) -> str:
             record = await store.read(KEY)
             assert record is not None
@@ -489,7 +489,7 @@ def test_a_late_worker_that_lost_its_key_claims_again(finished: bool) -> None:
         store.claim_takes = [LEASE + 5]
         runs: list[str] = []
 
-        @AsyncOnce(store, scope="beat", lease=LEASE, wait=1)(key="name")
+        @AsyncOnce(store, scope="beat", lease=LEASE, wait=1)(key="name", name=None)
         async def work(name: str) -> str:
             runs.append(name)
             return "mine"
@@ -534,7 +534,7 @@ def test_a_late_sync_worker_renews_or_claims_again(monkeypatch: pytest.MonkeyPat
 
     def attempt() -> str:
         calls.clear()
-        work = Once(Late(clock=clock), scope="beat", lease=LEASE)(key="name")
+        work = Once(Late(clock=clock), scope="beat", lease=LEASE)(key="name", name=None)
         return work(lambda name: (calls.append("handler"), "mine")[1])("k")
 
     assert attempt() == "mine"
@@ -578,12 +578,12 @@ def test_a_worker_that_finishes_too_late_gets_the_official_outcome(
             monotonic = ManualClock(1000.0)
             late_plans(monkeypatch, monotonic)
             once = Once(store, scope="beat", lease=LEASE)
-            return once(key="name")(lambda name: (usurp(store), "mine")[1])("k")
+            return once(key="name", name=None)(lambda name: (usurp(store), "mine")[1])("k")
 
         async def main(loop: SeededLoop) -> str:
             backend = MemoryBackend(f"fenced-{form}-{recorded}", clock=clock)
 
-            @AsyncOnce(backend, scope="beat", lease=LEASE)(key="name")
+            @AsyncOnce(backend, scope="beat", lease=LEASE)(key="name", name=None)
             async def work(name: str) -> str:
                 usurp(store)
                 return "mine"
@@ -646,7 +646,7 @@ def test_a_slow_live_sync_handler_keeps_its_lease() -> None:
     clock = ManualClock()
     store = Beating(clock)
 
-    @Once(store, scope="beat", lease=SHORT)(key="name")
+    @Once(store, scope="beat", lease=SHORT)(key="name", name=None)
     def work(name: str) -> str:
         for number in range(1, 6):
             clock.advance(0.05)  # by now the lease would be over without the renewals
@@ -672,7 +672,7 @@ def test_a_sync_handler_that_ended_is_not_renewed() -> None:
 
     store.renew = renew  # type: ignore[method-assign]
 
-    @Once(store, scope="beat", lease=SHORT)(key="name")
+    @Once(store, scope="beat", lease=SHORT)(key="name", name=None)
     def work(name: str) -> str:
         store.wait_for(store.renewals + 2)
         return name
@@ -692,7 +692,7 @@ def test_failed_sync_renewals_are_tried_again() -> None:
 
     # The machine's clock decides how long failures are borne, so the lease is long enough for
     # two of them on any machine, and the first renewal is due after a third of it.
-    @Once(store, scope="beat", lease=1.5)(key="name")
+    @Once(store, scope="beat", lease=1.5)(key="name", name=None)
     def work(name: str) -> str:
         store.wait_for(3)
         return "mine"
@@ -728,7 +728,7 @@ def test_a_lost_claim_is_told_to_a_sync_handler(form: str) -> None:
     def call() -> None:
         if form == "decorator":
 
-            @once(key="name")
+            @once(key="name", name=None)
             def work(name: str) -> None:
                 current_claim().check()
                 usurp_and_wait()
@@ -766,7 +766,7 @@ def test_max_run_stops_the_sync_renewals(monkeypatch: pytest.MonkeyPatch) -> Non
     late_plans(monkeypatch, lambda: time.monotonic() + offset)
     once = Once(store, scope="beat", lease=SHORT)
 
-    @once(key="name", max_run=3600)
+    @once(key="name", name=None, max_run=3600)
     def limited(name: str) -> int:
         nonlocal offset
         store.wait_for(store.renewals + 1)
@@ -785,7 +785,7 @@ def test_max_run_stops_the_sync_renewals(monkeypatch: pytest.MonkeyPatch) -> Non
 
     store.renew = renew  # type: ignore[method-assign]
 
-    @once(key="name")
+    @once(key="name", name=None)
     def other(name: str) -> None:
         renewed.clear()
         store.wait_for(store.renewals + 4)

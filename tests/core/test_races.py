@@ -76,7 +76,7 @@ def _once_key(name: str) -> Key:
 
 
 def sync_once(store: Store, effects: Effects) -> tuple[Callable[[str], Any], Callable[[str], Key]]:
-    @Once(store, scope="race")(key="name")
+    @Once(store, scope="race")(key="name", name=None)
     def work(name: str) -> dict[str, Any]:
         return effects.happen(name)
 
@@ -92,7 +92,7 @@ def sync_wrap(store: Store, effects: Effects) -> tuple[Callable[[str], Any], Cal
 
 
 def async_once(store: AsyncStore, effects: Effects) -> tuple[Callable[[str], Awaitable[Any]], Any]:
-    @AsyncOnce(store, scope="race")(key="name")
+    @AsyncOnce(store, scope="race")(key="name", name=None)
     async def work(name: str) -> dict[str, Any]:
         await asyncio.sleep(0)
         answer = effects.happen(name)

@@ -118,7 +118,7 @@ Api = Callable[[AsyncStore, Callable[[], Any]], Callable[[], Any]]
 
 
 def _once(store: AsyncStore, effect: Callable[[], Any]) -> Callable[[], Any]:
-    @AsyncOnce(store, scope="race")(key="name")
+    @AsyncOnce(store, scope="race")(key="name", name=None)
     async def work(name: str) -> int:
         await asyncio.sleep(0)
         effect()
@@ -261,7 +261,10 @@ def _storm(seed: int, make: MakeStore) -> tuple[list[str], list[Event]]:
     async def main(loop: SeededLoop) -> list[str]:
         store = make(loop)
         once = AsyncOnce(store, scope="storm", lease=LEASE, retry_safe=retry_safe)
-        guards = {wait: once(key="name", ignore=["how"], wait=wait)(handler) for wait in (0, 100)}
+        guards = {
+            wait: once(key="name", name=None, ignore=["how"], wait=wait)(handler)
+            for wait in (0, 100)
+        }
         requests = {
             wait: IdempotencyStore(store, wait_seconds=wait, lease_seconds=LEASE).wrap
             for wait in (0, 100)
@@ -441,7 +444,7 @@ def test_a_conflicting_copy_disturbs_no_valid_one(kind: str) -> None:
             else LegacyStore(GetAndPut(loop), clock=loop.epoch)
         )
 
-        @AsyncOnce(store, scope="calm")(key="name")
+        @AsyncOnce(store, scope="calm")(key="name", name=None)
         async def work(name: str, payload: str) -> str:
             return payload
 

@@ -63,7 +63,7 @@ def main() -> None:
 
     once = Once(calm(SQLiteStore(path)), scope="storm", lease=0.25, wait=0, ttl=3600)
 
-    @once(key="name")
+    @once(key="name", name=None)
     def work(name: str) -> dict[str, object]:
         claim = current_claim()
         note("W", name, claim.fence, claim.attempts, int(claim.takeover))

@@ -166,7 +166,7 @@ def test_without_a_message_a_copy_in_flight_is_an_error(once: Once) -> None:
     with Celery("here", set_as_current=False) as app:
 
         @app.task
-        @once_task(once, key="order_id")
+        @once_task(once, key="order_id", name=None)
         def work(order_id: str) -> str:
             return "done"
 
@@ -189,7 +189,7 @@ def test_misuse_names_the_fix(once: Once) -> None:
     with pytest.raises(TransactionRefusedError):
         once_task(once, key="k", transactional=True)
     with pytest.warns(PerCallKeyWarning, match=r"self\.request\.id") as told:
-        once_task(once, key="self.request.id")(lambda self: 1)
+        once_task(once, key="self.request.id", name="work")(lambda self: 1)
     assert [one.filename for one in told] == [__file__]
 
 

@@ -240,7 +240,7 @@ from oncekey import Once, SQLiteStore, current_claim
 
 once = Once(SQLiteStore(sys.argv[1]), scope="orders", lease=60)
 
-@once(key="order_id")
+@once(key="order_id", name="charge")
 def charge(order_id: str) -> str:
     claim = current_claim()
     request_id = claim.downstream_key("stripe")
@@ -263,7 +263,7 @@ def test_a_killed_worker_leaves_a_note(tmp_path: Path) -> None:
     with SQLiteStore(file, clock=lambda: time.time() + 61) as store:  # its lease is over
         once = Once(store, scope="orders")
 
-        @once(key="order_id")
+        @once(key="order_id", name="charge")
         def charge(order_id: str) -> str:
             claim = current_claim()
             assert claim.takeover

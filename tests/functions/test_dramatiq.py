@@ -211,7 +211,7 @@ def test_an_inner_call_in_flight_is_not_ours(once: Once) -> None:
     """What an actor calls may be in flight as well: that is an error, and no reason to skip it."""
     inner = Once(once.store, scope="inner")
 
-    @inner(key="name", wait=0)
+    @inner(key="name", name=None, wait=0)
     def helper(name: str) -> None: ...
 
     @once_actor(once, key="order_id", in_flight="drop")
@@ -231,7 +231,7 @@ def test_misuse_names_the_fix(once: Once) -> None:
     with pytest.raises(BackendMismatchError, match="not async"):
         once_actor(AsyncOnce("memory://"), key="k")(lambda k: 1)
     with pytest.warns(PerCallKeyWarning, match="message_id"):
-        once_actor(once, key="message_id")(lambda message_id: 1)
+        once_actor(once, key="message_id", name="work")(lambda message_id: 1)
 
 
 # A worker process on Redis

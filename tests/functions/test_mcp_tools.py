@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import importlib
 import sys
 from collections.abc import AsyncIterator
@@ -148,8 +149,9 @@ async def test_a_call_in_flight_past_the_wait_is_told(server: MCPServer, aonce: 
     @server.tool()
     @once_tool(aonce, client=local, wait=0)
     async def reenter(order_id: str, ctx: Context) -> str:
-        result = await ctx.mcp_server.call_tool("reenter", {"order_id": order_id}, ctx)
-        return str(result)
+        again = ctx.mcp_server.call_tool("reenter", {"order_id": order_id}, ctx)
+        elsewhere = contextvars.Context()  # as if it came in another request
+        return str(await asyncio.create_task(again, context=elsewhere))
 
     async with Client(server) as client:
         refused = await client.call_tool("reenter", {"order_id": "o-1"})

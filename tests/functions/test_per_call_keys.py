@@ -83,7 +83,7 @@ def test_paths_into_an_argument_are_named(once: Once, path: str) -> None:
     with pytest.warns(PerCallKeyWarning, match=path):
         once(key=path)(function_of(path.partition(".")[0]))
     with pytest.warns(PerCallKeyWarning, match=path):
-        once(key=["other", path])(lambda other, context=1, self=2, message=3: 1)
+        once(key=["other", path], name="work")(lambda other, context=1, self=2, message=3: 1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_paths_into_an_argument_are_named(once: Once, path: str) -> None:
 def test_functions_that_read_or_make_one_are_named(once: Once, key: Any) -> None:
     """A key function that reads such an id, or makes one, is found out before any call."""
     with pytest.warns(PerCallKeyWarning):
-        once(key=key)(lambda self, order: 1)
+        once(key=key, name="work")(lambda self, order: 1)
 
 
 @pytest.mark.parametrize("key", [lambda order: time.perf_counter_ns(), itertools.count().__next__])
@@ -166,6 +166,6 @@ def test_several_arguments_are_a_key(once: Once) -> None:
 def test_a_list_with_a_name_that_is_no_argument_is_refused(once: Once) -> None:
     """A misspelt name is found at once, and so is an empty list."""
     with pytest.raises(InvalidKeyError, match="no argument 'mont'"):
-        once(key=["year", "mont"])(lambda year, month: 1)
+        once(key=["year", "mont"], name="work")(lambda year, month: 1)
     with pytest.raises(InvalidKeyError, match="say which argument"):
         once(key=[])

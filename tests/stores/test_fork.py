@@ -129,7 +129,7 @@ def worker(store: Store, **options: Any) -> Callable[[str], list[Any]]:
     """A guarded function that says which process ran it."""
     once = Once(store, scope="fork", **options)
 
-    @once(key="name")
+    @once(key="name", name=None)
     def work(name: str) -> list[Any]:
         return [name, os.getpid()]
 
@@ -289,7 +289,7 @@ def test_heartbeats_go_on_in_parent_and_child(store: Store) -> None:
         store.renew = counted  # type: ignore[method-assign]
         try:
 
-            @once(key="name")
+            @once(key="name", name=None)
             def work(name: str) -> list[Any]:
                 result = inside()
                 renewals.clear()
@@ -503,7 +503,7 @@ def test_an_async_store_works_after_a_fork(backend: AsyncStore) -> None:
     """A backend that was used before the fork works in a new loop of the parent and the child."""
     once = AsyncOnce(backend, scope="fork")
 
-    @once(key="name")
+    @once(key="name", name=None)
     async def work(name: str) -> list[Any]:
         return [name, os.getpid()]
 
@@ -548,7 +548,7 @@ def test_a_waiter_in_one_loop_gets_the_answer_of_another(backend: AsyncStore) ->
     runs: list[int] = []
     started, asked = threading.Event(), threading.Semaphore(0)
 
-    @once(key="name")
+    @once(key="name", name=None)
     async def work(name: str) -> int:
         runs.append(threading.get_ident())
         started.set()

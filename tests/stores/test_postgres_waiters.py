@@ -88,9 +88,9 @@ def test_a_guarded_call_gets_another_workers_answer(pg_url: str, other: PgStore)
             assert finish.wait(HANG)
             return "theirs"
 
-        first = threads.submit(theirs(key="name")(work), "k")
+        first = threads.submit(theirs(key="name", name=None)(work), "k")
         assert started.wait(HANG)
-        second = threads.submit(ours(key="name")(work), "k")
+        second = threads.submit(ours(key="name", name=None)(work), "k")
         eventually(lambda: listeners(pg_url) and registered(pg_url), "waiting")
         finish.set()
         assert (first.result(HANG), second.result(HANG)) == ("theirs", "theirs")
@@ -247,7 +247,7 @@ def test_threads_outlive_the_loss_of_their_listener(pg_url: str, other: PgStore)
         once = Once(store, scope=SCOPE.parts[0], wait=LONG)
         won = other.claim(key("k"), own := new_owner(), b"", TERMS)
 
-        @once(key="name")
+        @once(key="name", name=None)
         def work(name: str) -> str:
             return "ran"
 
@@ -277,7 +277,7 @@ async def test_tasks_outlive_the_loss_of_their_listener(
         once = AsyncOnce(store, scope=SCOPE.parts[0], wait=LONG)
         won = other.claim(key("k"), own := new_owner(), b"", TERMS)
 
-        @once(key="name")
+        @once(key="name", name=None)
         async def work(name: str) -> str:
             return "ran"
 

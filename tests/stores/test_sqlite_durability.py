@@ -47,7 +47,7 @@ ACKNOWLEDGE_SYNC = """
 
     once = Once(SQLiteStore(sys.argv[1], durability=sys.argv[2]), scope="durable")
 
-    @once(key="name")
+    @once(key="name", name=None)
     def work(name: str) -> dict:
         return {"by": os.getpid()}
 
@@ -66,7 +66,7 @@ ACKNOWLEDGE_ASYNC = """
         backend = SQLiteBackend(sys.argv[1], durability=sys.argv[2], commit=sys.argv[3])
         once = AsyncOnce(backend, scope="durable")
 
-        @once(key="name")
+        @once(key="name", name=None)
         async def work(name: str) -> dict:
             return {"by": os.getpid()}
 
@@ -89,7 +89,7 @@ def test_an_acknowledged_answer_survives_kill_9(tmp_path: Path, durability: str,
     pid = int(ended.stdout)
     once = Once(SQLiteStore(path), scope="durable")
 
-    @once(key="name")
+    @once(key="name", name=None)
     def work(name: str) -> dict:  # type: ignore[type-arg]
         raise AssertionError(f"{name} ran again")
 

@@ -11,6 +11,7 @@ import re
 import sys
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final
@@ -23,7 +24,15 @@ from oncekey.errors import InvalidKeyError
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import Policy
 
-__all__ = ["Blueprint", "KeySource", "PerCallKeyWarning", "key_name", "scope_of"]
+__all__ = [
+    "Blueprint",
+    "KeySource",
+    "PerCallKeyWarning",
+    "block_scope",
+    "function_scope",
+    "key_name",
+    "names",
+]
 
 KeySource = str | Sequence[str] | Callable[..., object]
 
@@ -46,19 +55,64 @@ def key_name(value: object, what: str) -> str:
     return check_text(str(value), what)
 
 
-def scope_of(scope: str, function: Callable[..., Any] | None) -> Scope:
-    """The scope of a function's keys: the one that is given, else the function's own name."""
-    if scope or function is None:
-        return Scope("once", check_text(scope or "default", "scope"))
+def block_scope(scope: str) -> Scope:
+    """The scope of the keys of blocks."""
+    return Scope("once", check_text(scope or "default", "scope"))
+
+
+def function_scope(scope: str, function: Callable[..., Any], name: str | None) -> Scope:
+    """The scope of a function's keys: its own name is part of it, or the one that is given.
+
+    ``None``: the scope of blocks, which whoever else says so shares.
+
+    Raises:
+        InvalidKeyError: It has no name that tells it apart from others, and none is given.
+    """
+    if name is None and not scope:
+        raise InvalidKeyError("name=None leaves the scope alone: give scope= to Once")
+    if name is None:
+        return block_scope(scope)
+    if scope:
+        check_text(scope, "scope")
+    if name:
+        return Scope("once", scope, check_text(name, "name"))
+    what = ""
     while isinstance(function, functools.partial):
+        what = "a partial with arguments" if function.args else what
         function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    if "<lambda>" in named.__qualname__:
+    if inspect.ismethod(function):
+        what = "a method of one object"
+    elif not hasattr(function, "__qualname__"):
+        what = f"an object, a {type(function).__name__},"
+    elif "<lambda>" in function.__qualname__:
+        what = "a lambda"
+    if what:
         raise InvalidKeyError(
-            "a lambda has no name to keep its keys apart from others: give scope= to Once, or "
-            "write a function with def"
+            f"{what} has no name of its own to keep its keys apart from those of others like it: "
+            'give name="..." to the decorator, or write a function with def'
         )
-    return Scope("once", "", f"{named.__module__}.{named.__qualname__}")
+    return Scope("once", scope, f"{function.__module__}.{function.__qualname__}")
+
+
+class _Names:
+    """Which code a name stands for, in each store: the function that was decorated last."""
+
+    def __init__(self) -> None:
+        self._codes: weakref.WeakKeyDictionary[Any, dict[bytes, CodeType]]
+        self._codes = weakref.WeakKeyDictionary()
+
+    def take(self, store: Any, scope: Scope, code: CodeType) -> Callable[[], bool]:
+        """Let ``scope`` stand for ``code``. What is given back says whether it still does.
+
+        Asked in calls, not at the next decoration: a module that is loaded again, or a cell of a
+        notebook, decorates its functions anew, and nobody calls the old ones.
+        """
+        codes = self._codes.setdefault(store, {})
+        codes[scope.prefix] = code
+        return lambda: codes[scope.prefix] == code
+
+
+names = _Names()
 
 
 def _follow(value: Any, path: list[str], what: str) -> Any:
@@ -87,9 +141,11 @@ class Blueprint:
         self.plan = Plan.of(policy)
         self.scope = scope
         self.key = key
+        self.alone: Callable[[], bool] = lambda: True  # no other function has its name
         names = list(self.signature.parameters)
         left_out = {ignore} if isinstance(ignore, str) else set(ignore)
-        if names and names[0] in ("self", "cls"):
+        if names and names[0] in ("self", "cls") and names[0] not in left_out:
+            self._must_tell_apart(names[0])
             left_out.add(names[0])
         unknown = left_out - set(names)
         self.paths: list[tuple[str, str, list[str]]] = []  # the name, its argument, the way in
@@ -112,6 +168,16 @@ class Blueprint:
         if suspect:
             self._warn(f"its key is made of {suspect}, which looks new in every call")
 
+    def _must_tell_apart(self, first: str) -> None:
+        """Refuse a method whose objects would get each other's answers."""
+        paths = [] if callable(self.key) else [self.key] if isinstance(self.key, str) else self.key
+        if not callable(self.key) and all(path.split(".")[0] != first for path in paths):
+            raise InvalidKeyError(
+                f"{self.operation} is a method, and its key does not tell objects apart: one would "
+                f'get the answers of another. Write key=["{first}.id", ...] with what makes them '
+                f'differ, or ignore=["{first}"] if they may share'
+            )
+
     def _warn(self, what: str) -> None:
         """Say so once for each function."""
         warnings.warn(
@@ -124,6 +190,11 @@ class Blueprint:
 
     def job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
         """What a call with these arguments is to do once."""
+        if not self.alone():
+            raise InvalidKeyError(
+                f"another function named {self.operation} is guarded in the same store and scope, "
+                'and they would get each other\'s answers: give one of them name="..."'
+            )
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = bound.arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
@@ -33,6 +34,7 @@ def guarded_task(
     transactional: bool,
     on: Any,
     options: dict[str, Any],
+    name: str | None,
 ) -> Callable[[F], F]:
     """Decorate a task. ``give_way`` raises what a copy that finds another running ends with.
 
@@ -60,7 +62,10 @@ def guarded_task(
         give_way(error, min(error.retry_after or retry_seconds, retry_seconds))
 
     def decorate(function: F) -> Any:
-        blueprint = once._blueprint(function, key, ignore, options)
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
+        if "self" in inspect.signature(function).parameters:
+            left_out.add("self")  # of a bound task, of which there is one
+        blueprint = once._blueprint(function, key, left_out, options, name)
         if isinstance(once, AsyncOnce):
 
             @functools.wraps(function)

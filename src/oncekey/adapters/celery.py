@@ -50,6 +50,7 @@ def once_task(
     once: Once,
     *,
     key: KeySource,
+    name: str | None = "",
     ignore: Iterable[str] = (),
     in_flight: InFlight = "retry",
     retry_seconds: float = 5,
@@ -62,6 +63,7 @@ def once_task(
     Args:
         once: The guard.
         key: Which argument is the key. See ``Once``; never the id of the task.
+        name: What keeps its keys apart from other functions'. See ``Once``.
         ignore: Arguments that are not compared. ``self`` of a bound task never is.
         in_flight: What a copy does that finds another running. ``retry``: it is sent again,
             for later; that does not count as one of its retries.
@@ -84,7 +86,7 @@ def once_task(
 
     give_way = functools.partial(_give_way, in_flight)
     return guarded_task(
-        once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options
+        once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options, name
     )
 
 

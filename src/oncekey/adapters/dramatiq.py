@@ -49,6 +49,7 @@ def once_actor(
     once: Once | AsyncOnce,
     *,
     key: KeySource,
+    name: str | None = "",
     ignore: Iterable[str] = (),
     in_flight: InFlight = "retry",
     retry_seconds: float = 5,
@@ -61,6 +62,7 @@ def once_actor(
     Args:
         once: The guard: ``AsyncOnce`` for an actor that is a coroutine function.
         key: Which argument is the key. See ``Once``; never the id of the message.
+        name: What keeps its keys apart from other functions'. See ``Once``.
         ignore: Arguments that are not compared.
         in_flight: What a copy does that finds another running. ``retry``: it comes again later.
             ``drop``: it is skipped, and has no result. A worker that died seems to be running until
@@ -76,7 +78,7 @@ def once_actor(
     """
     give_way = functools.partial(_give_way, in_flight)
     return guarded_task(
-        once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options
+        once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options, name
     )
 
 

@@ -62,6 +62,7 @@ def once_tool(
     once: Once | AsyncOnce,
     *,
     key: str | Sequence[str] | None = None,
+    name: str | None = "",
     ignore: Iterable[str] = (),
     client: Client = authenticated_client,
     transactional: bool = False,
@@ -74,6 +75,7 @@ def once_tool(
         once: The guard: ``AsyncOnce`` for an async function, ``Once`` for another.
         key: The argument that is the key, or several; dotted paths are fine. The others must not
             change under one key. ``None``: all of them are the key.
+        name: What keeps its keys apart from other functions'. See ``Once``.
         ignore: Arguments that neither are the key nor compared. The ``Context`` never is.
         client: Gets the tool's ``Context``, or ``None`` if it has none, and gives who calls, by
             something that was verified. Each client has its own keys. Default: the access token.
@@ -101,7 +103,7 @@ def once_tool(
                 f"{function.__name__} has no arguments to tell its calls apart by: give it one, "
                 "such as an idempotency_key"
             )
-        blueprint = once._blueprint(function, parts, ignored, options)
+        blueprint = once._blueprint(function, parts, ignored, options, name)
         # Tools that share a scope still differ: arguments alone don't say what is to be done.
         named = (blueprint.scope.kind, *blueprint.scope.parts, "tool", function.__name__)
 
