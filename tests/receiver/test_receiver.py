@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.signatures.cases import NOW, signed
+from tests.signatures.cases import make as signing
 
 from oncekey import (
     BackendMismatchError,
@@ -25,6 +27,7 @@ from oncekey.errors import PermanentError
 from oncekey.receiver import (
     AsyncWebhookReceiver,
     AuditEntry,
+    RetentionWarning,
     TableAudit,
     WebhookEvent,
     WebhookReceiver,
@@ -215,14 +218,45 @@ def test_late_copy_is_handled_as_new_and_recorded(clock: ManualClock) -> None:
     seen: list[bool] = []
     entries: list[AuditEntry] = []
     store = MemoryStore(clock=clock)
-    receiver = receiver_of(
-        lambda one: seen.append(one.late), store, retention=DAY, audit=entries.append
-    )
+    with pytest.warns(RetentionWarning):
+        receiver = receiver_of(
+            lambda one: seen.append(one.late), store, retention=DAY, audit=entries.append
+        )
     deliver(receiver, event())
     clock.advance(DAY + 1)
     assert deliver(receiver, event()).outcome == "handled"
     assert seen == [False, True]
     assert [entry.outcome for entry in entries] == ["first", "late"]
+
+
+@pytest.mark.parametrize("kind", [WebhookReceiver, AsyncWebhookReceiver])
+def test_a_retention_under_what_the_provider_sends_again_warns(kind: Any) -> None:
+    """The warning has both figures and points at whoever made the receiver."""
+    with pytest.warns(RetentionWarning, match=r"for 1 days, and Stripe .* for 31 days") as told:
+        kind(STRIPE, "memory://", retention=60)
+    assert told[0].filename == __file__
+    assert "pass 2678400" in str(told[0].message)
+    kind(STRIPE, "memory://", retention=31 * DAY)
+    kind(STRIPE, "memory://")
+
+
+@pytest.mark.parametrize(
+    "name, days", [("stripe", 30), ("github", 7), ("paypal", 30), ("paddle", 90), ("svix", 90)]
+)
+def test_an_event_is_remembered_as_long_as_it_can_be_sent_by_hand(
+    name: str, days: int, clock: ManualClock
+) -> None:
+    """The longest documented redelivery is a duplicate, whoever asked for it."""
+    source = signing(name)
+    store = MemoryStore(clock=clock)
+    receiver = WebhookReceiver(source, store)
+    receiver.on()(lambda one: None)
+    request = signed(name)
+    given = {**JSON, **request.headers}
+    first = receiver.receive(request.method, request.url, given, request.body, now=NOW)
+    clock.advance(days * DAY)
+    again = receiver.receive(request.method, request.url, given, request.body, now=NOW)
+    assert (first.outcome, again.outcome) == ("handled", "duplicate")
 
 
 def test_store_failure_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:

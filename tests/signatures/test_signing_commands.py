@@ -50,7 +50,7 @@ def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("providers", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(providers())
-    assert rows[0]["retention_seconds"] == 345_600
+    assert rows[0]["retention_seconds"] == 31 * 86_400
 
 
 def test_one_provider_is_shown_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncekey.receiver.audit import AuditEntry, AuditSink, LogAudit, TableAudit
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.receiver import AsyncWebhookReceiver, WebhookReceiver
-from oncekey.receiver.settings import Settings
+from oncekey.receiver.settings import RetentionWarning, Settings
 
 __all__ = [
     "AsyncWebhookReceiver",
@@ -13,6 +13,7 @@ __all__ = [
     "AuditSink",
     "DeadLetter",
     "LogAudit",
+    "RetentionWarning",
     "Settings",
     "TableAudit",
     "WebhookEvent",

@@ -125,7 +125,7 @@ class Intake:
         self.provider = provider
         self.settings = settings
         self.namespace = check_text(settings.namespace, "namespace")
-        terms = settings.terms(provider.retention_seconds)
+        terms = settings.terms(provider.title, provider.retention_seconds)
         wait = milliseconds(settings.wait, "wait") / 1000
         self.plan = Plan(terms, wait, None, MAX_ANSWER_BYTES, False)
         self.operation = f"webhook {provider.name}"

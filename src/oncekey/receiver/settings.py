@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,13 +13,17 @@ from oncekey.policy import Duration, milliseconds
 from oncekey.receiver.audit import AuditSink
 from oncekey.receiver.events import DeadLetter
 
-__all__ = ["Handler", "Limit", "Settings"]
+__all__ = ["Handler", "Limit", "RetentionWarning", "Settings"]
 
 Handler = Callable[..., Any]
 Limit = tuple[int, int]
 """So many in so many seconds."""
 
-MIN_RETENTION = 86_400
+DAY = 86_400
+
+
+class RetentionWarning(UserWarning):
+    """Events are forgotten while their provider may still send them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +31,9 @@ class Settings:
     """How a receiver treats deliveries.
 
     Attributes:
-        retention: How long an event is remembered, from its first copy. ``None``: as long as the
-            provider retries, at least a day.
+        retention: How long an event is remembered, from its first copy, at least a day. ``None``:
+            a day longer than the provider retries it or lets somebody send it again by hand. Less
+            than that is a ``RetentionWarning``.
         lease: How long an event is held by a worker that died. A live one renews it.
         wait: How long a copy waits for another that is being handled, before it is told to retry.
         max_body_bytes: Larger bodies are refused unread.
@@ -108,10 +114,23 @@ class Settings:
             return None
         return milliseconds(self.body_timeout, "body_timeout") / 1000
 
-    def terms(self, provider_retention: int) -> Terms:
-        """What the store is told. Seen events are remembered as late for another such time."""
+    def terms(self, title: str, provider_retention: int) -> Terms:
+        """What the store is told. Seen events are remembered as late for another such time.
+
+        Args:
+            title: The provider's.
+            provider_retention: How many seconds it takes until nobody sends an event again.
+        """
         seconds = self.retention if self.retention is not None else provider_retention
-        lasts = max(milliseconds(seconds, "retention", least=1), MIN_RETENTION * 1000)
+        lasts = max(milliseconds(seconds, "retention", least=1), DAY * 1000)
+        if lasts < provider_retention * 1000:
+            warnings.warn(
+                f"retention={self.retention!r} keeps events for {lasts / 1000 / DAY:g} days, and "
+                f"{title} may send one again for {provider_retention / DAY:g} days: a copy that "
+                f"comes later is handled again. Leave retention= out, or pass {provider_retention}",
+                RetentionWarning,
+                stacklevel=5,  # where the receiver is made
+            )
         return Terms(
             lease_ms=milliseconds(self.lease, "lease", least=20),
             ttl_ms=lasts,

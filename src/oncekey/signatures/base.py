@@ -103,6 +103,8 @@ class Facts:
     max_age: float | None = None
     retry_seconds: int = 0
     retries: str = ""
+    redelivery_seconds: int = 0
+    redelivery: str = ""
     timeout_seconds: float | None = None
     retention_seconds: int = 0
     ack: Mapping[str, Any] = field(default_factory=dict)
@@ -113,8 +115,9 @@ class Facts:
 
     @property
     def retention(self) -> int:
-        """Seconds to remember an event: a day longer than the sender may retry it."""
-        return self.retention_seconds or self.retry_seconds + DAY
+        """Seconds to remember an event: a day longer than anybody can have it sent again."""
+        longest = max(self.retry_seconds, self.redelivery_seconds)
+        return self.retention_seconds or longest + DAY
 
 
 class Provider(ABC):
@@ -126,7 +129,8 @@ class Provider(ABC):
     Attributes:
         name: Such as ``stripe``; part of the sender's identity.
         title: The name that people write.
-        retention_seconds: How long an event must be remembered: the retry horizon and a day.
+        retention_seconds: How long an event must be remembered: a day longer than the provider
+            retries it, or lets somebody send it again by hand.
         ack: What to answer when a delivery was taken.
         id_is_signed: Whether the signature covers the event id.
         body_is_signed: Whether it covers the body.
