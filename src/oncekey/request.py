@@ -37,7 +37,7 @@ from oncekey._core.transact import (
     takes_parameter,
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
-from oncekey.adcp import account_parts, is_stored, no_error, with_envelope
+from oncekey.adcp import account_parts, for_adcp_package, is_stored, no_error, with_envelope
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -471,9 +471,10 @@ class IdempotencyStore:
         return with_envelope(value, params.get("context"), replayed=replayed)
 
     def _echo(self, error: OncekeyError, params: dict[str, Any]) -> None:
-        """The current request's context goes along with its error."""
+        """The current request's context goes along with its error, to whichever server answers."""
         if self.rules.mark_replays:
             error.context = params.get("context")
+        for_adcp_package(error)
 
     def _warn_missing_principal_once(self) -> None:
         if self._missing_principal_warned:

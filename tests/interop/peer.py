@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from oncekey import IdempotencyStore, MemoryBackend, OncekeyError
-from oncekey.adcp import capabilities_response, error_envelope
+import pydantic
+
+from oncekey import IdempotencyStore, MemoryBackend
+from oncekey.adcp import capabilities_response
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     import adcp.types as types
-    from adcp.decisioning.types import AdcpError
     from adcp.exceptions import IdempotencyConflictError
-    from adcp.server import ADCPHandler, ToolContext, create_mcp_server
+    from adcp.server import ADCPHandler, ToolContext, create_a2a_server, create_mcp_server
     from adcp.server.base import AccountAwareToolContext
     from adcp.server.helpers import STANDARD_ERROR_CODES
     from adcp.server.idempotency import IdempotencyStore as Store
@@ -29,19 +30,29 @@ __all__ = [
     "Store",
     "ToolContext",
     "WebhookDedupStore",
+    "a2a_app_of",
     "app_of",
     "capabilities",
     "types",
 ]
 
 
+class Named(pydantic.BaseModel):
+    """What a request must look like, on top of the package's own rules."""
+
+    name: str | None = pydantic.Field(None, max_length=10)
+
+
 class Seller(ADCPHandler[Any]):
     """A seller of the package's kind, with its models, guarded by our store."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Any = None, **options: Any) -> None:
         self.runs: list[Any] = []
-        self.idempotency = IdempotencyStore(MemoryBackend(), profile="adcp-3.2")
-        self.guarded = self.idempotency.wrap(operation="create_media_buy")(self.book)
+        self.idempotency = IdempotencyStore(
+            backend or MemoryBackend(), profile="adcp-3.2", **options
+        )
+        wrap = self.idempotency.wrap(operation="create_media_buy", validate=Named)
+        self.guarded = wrap(self.book)
 
     async def get_adcp_capabilities(self, params: Any, context: Any = None) -> dict[str, Any]:
         return capabilities_response(["media_buy"], idempotency=self.idempotency)
@@ -67,24 +78,21 @@ class Seller(ADCPHandler[Any]):
         )
 
 
-async def translated(skill: str, params: Any, context: Any, call_next: Any) -> Any:
-    """The package's server knows its own errors: ours are told in its words."""
-    try:
-        return await call_next()
-    except OncekeyError as error:
-        told = error_envelope(error)["adcp_error"]
-        raise AdcpError(told.pop("code"), **told) from error
+def caller(metadata: Any) -> AccountAwareToolContext:
+    return AccountAwareToolContext(caller_identity="alice", account_id="acct-1")
 
 
-def app_of(seller: Seller) -> Any:
+def app_of(seller: Any) -> Any:
     """The package's MCP server for a seller, as an ASGI app."""
     server = create_mcp_server(
         seller,
-        context_factory=lambda metadata: AccountAwareToolContext(
-            caller_identity="alice", account_id="acct-1"
-        ),
-        middleware=[translated],
+        context_factory=caller,
         stateless_http=True,
         validation=None,  # reads every schema of the protocol, which takes its time
     )
     return server.streamable_http_app(stateless_http=True, json_response=True)
+
+
+def a2a_app_of(seller: Any) -> Any:
+    """The package's A2A server for a seller, as an ASGI app."""
+    return create_a2a_server(seller, context_factory=caller, validation=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable
 from importlib import import_module
@@ -12,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pydantic
 import pytest
-from tests.interop.serving import serving
+from tests.interop.serving import PATIENCE, serving
 
 from oncekey import (
     AsyncStore,
@@ -24,8 +26,10 @@ from oncekey import (
     PgBackend,
     RedisBackend,
     SQLiteBackend,
+    StoreUnavailableError,
 )
 from oncekey.adcp import STANDARD_ERROR_CODES, capabilities_response, error_envelope
+from oncekey.models import ClaimReply, Verdict
 
 if find_spec("adcp") is None:
     if os.environ.get("CI"):
@@ -265,6 +269,119 @@ async def test_our_store_serves_handlers_of_the_peers_server(peer: Any) -> None:
     assert len(seller.runs) == 1
     assert can.structured_content is not None
     assert can.structured_content["adcp"]["idempotency"]["supported"] is True
+
+
+KNOWN = {
+    "in_flight": ("IDEMPOTENCY_IN_FLIGHT", "transient"),
+    "schema": ("INVALID_REQUEST", "correctable"),
+    "other payload": ("IDEMPOTENCY_CONFLICT", "correctable"),
+    "store is down": ("SERVICE_UNAVAILABLE", "transient"),
+}
+
+
+class Troubled(MemoryBackend):
+    """A backend that can be down, or have a call in flight that never ends."""
+
+    down = held = False
+
+    async def claim(self, *args: Any) -> Any:
+        if self.down:
+            raise StoreUnavailableError("no route to db-7.internal")
+        if self.held:
+            return ClaimReply(Verdict.IN_FLIGHT, 1, 7_000, 1, None)
+        return await super().claim(*args)
+
+
+async def refused(case: str, send: Callable[[dict[str, Any]], Any], backend: Troubled) -> Any:
+    """What a server answers in one of the cases above."""
+    backend.down, backend.held = case == "store is down", case == "in_flight"
+    changed: dict[str, Any] = {"context": {"c": 2}}
+    if case == "other payload":
+        changed["name"] = "other"
+    if case == "schema":
+        changed["name"] = "a name that is too long"
+    return await send(buy(**changed))
+
+
+def check_refusal(case: str, answer: dict[str, Any]) -> None:
+    """The code is there in both places, the context is the current one, and no more is told."""
+    error = answer["adcp_error"]
+    assert (error["code"], error["recovery"]) == KNOWN[case]
+    assert answer["errors"] == [error]
+    assert answer["context"] == {"c": 2}
+    told = {"code", "message", "recovery"}
+    told |= {"in_flight": {"retry_after"}, "schema": {"field"}}.get(case, set())
+    assert set(error) == told
+    assert error.get("retry_after", 7) == 7
+    assert error.get("field", "name") == "name"
+    assert "db-7" not in str(answer)
+
+
+async def test_the_peers_mcp_server_tells_our_codes(peer: Any) -> None:
+    """Raised by a wrapped handler, our errors are its own: no middleware is needed."""
+    from mcp import Client
+
+    backend = Troubled()
+    seller = peer.Seller(backend, on_in_flight="reject")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own
+        app = peer.app_of(seller)
+    with serving(app) as base:
+        async with Client(f"{base}/mcp") as client:
+
+            async def send(params: dict[str, Any]) -> Any:
+                return await client.call_tool("create_media_buy", params)
+
+            assert not (await send(buy(context={"c": 1}))).is_error
+            for case in KNOWN:
+                result = await refused(case, send, backend)
+                assert result.is_error
+                assert KNOWN[case][0] in result.content[0].text
+                assert "db-7" not in result.content[0].text
+                check_refusal(case, result.structured_content)
+    assert len(seller.runs) == 1
+
+
+async def test_the_peers_a2a_server_tells_our_codes(peer: Any) -> None:
+    """The same as a failed task with a data part."""
+    backend = Troubled()
+    seller = peer.Seller(backend, on_in_flight="reject")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own
+        app = peer.a2a_app_of(seller)
+    with serving(app) as base:
+        async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:
+
+            async def send(params: dict[str, Any]) -> Any:
+                data = {"skill": "create_media_buy", "parameters": params}
+                parts = [{"kind": "data", "data": data}]
+                message = {"role": "user", "messageId": "m", "kind": "message", "parts": parts}
+                sent = {"jsonrpc": "2.0", "id": 1, "method": "message/send"}
+                reply = await client.post("/", json={**sent, "params": {"message": message}})
+                return reply.json()["result"]
+
+            assert (await send(buy(context={"c": 1})))["status"]["state"] == "completed"
+            for case in KNOWN:
+                task = await refused(case, send, backend)
+                assert task["status"]["state"] == "failed"
+                parts = task["artifacts"][0]["parts"]
+                [data] = [part["data"] for part in parts if part["kind"] == "data"]
+                check_refusal(case, data)
+    assert len(seller.runs) == 1
+
+
+async def test_our_errors_are_the_peers_by_name(peer: Any) -> None:
+    """Code that catches the package's errors catches ours, which pickle as what they are."""
+    seller, alice = peer.Seller(), peer.ToolContext(caller_identity="alice")
+    await seller.create_media_buy(peer.types.CreateMediaBuyRequest.model_validate(buy()), alice)
+    changed = peer.types.CreateMediaBuyRequest.model_validate(buy(name="other"))
+    with pytest.raises(peer.IdempotencyConflictError) as caught:
+        await seller.create_media_buy(changed, alice)
+    assert isinstance(caught.value, IdempotencyConflictError)
+    assert caught.value.error_info[0].recovery == "correctable"
+    restored = pickle.loads(pickle.dumps(caught.value))
+    assert type(restored) is IdempotencyConflictError
+    assert str(restored) == str(caught.value)
 
 
 # The same words

@@ -106,6 +106,9 @@ class Arguments:
         elif params_at is None:  # *args: the first that looks like a request
             params_at = next((i for i, a in enumerate(args[:2]) if _looks_like_request(a)), None)
             params = None if params_at is None else args[params_at]
+        if not _looks_like_request(params):  # servers of ``adcp`` pass some requests in parts
+            whole = (kwargs.get(name) for name in ("request", "patch"))
+            params = next((one for one in whole if _looks_like_request(one)), params)
         context = None
         context_at = self.context_at
         after = None if params_at is None else params_at + 1
