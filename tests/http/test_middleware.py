@@ -132,7 +132,7 @@ def test_two_keys_are_a_400(make: Make) -> None:
         (b'{"a":1,"a":2}', [], 400, "body-malformed"),
         (b'"\xff"', [], 400, "body-malformed"),
         (b"[" * 600 + b"]" * 600, [], 400, "body-malformed"),
-        (gzip.compress(b"{}")[:-5], [("Content-Encoding", "gzip")], 400, "body-malformed"),
+        (gzip.compress(b"{}", mtime=0)[:-5], [("Content-Encoding", "gzip")], 400, "body-malformed"),
     ],
 )
 def test_bad_bodies_are_refused_before_the_handler(

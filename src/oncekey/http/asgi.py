@@ -7,7 +7,9 @@ middleware inside, a background task that raises and a client that hangs up don'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
+from oncekey.policy import milliseconds
 from oncekey.stores.urls import aconnect
 
 __all__ = ["IdempotencyMiddleware", "ready"]
@@ -91,6 +94,8 @@ class IdempotencyMiddleware:
         self.app = app
         self.store, checked = ready(store, settings, options)
         self.rules = Rules(checked)
+        grace = checked.disconnect_grace
+        self.grace = None if grace is None else milliseconds(grace, "disconnect_grace") / 1000
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -162,6 +167,8 @@ class _Exchange:
         "facts",
         "finished",
         "given",
+        "gone_at",
+        "grace",
         "instead",
         "job",
         "parts",
@@ -185,6 +192,8 @@ class _Exchange:
         body: bytes,
     ) -> None:
         self.rules = middleware.rules
+        self.grace = middleware.grace
+        self.gone_at: float | None = None  # when it was first seen that the client is gone
         self.store = middleware.store
         self.facts = facts
         self.job = job
@@ -209,12 +218,29 @@ class _Exchange:
             body, self.body = self.body, b""
             return {"type": "http.request", "body": body, "more_body": False}
         message = await self.real_receive()
-        if message["type"] == "http.disconnect" and not self.recorded and self.parts is not None:
+        if message["type"] == "http.disconnect" and (left := self._grace_left()) != 0:
             # Frameworks stop a handler that streams when they hear of this. The answer is for the
-            # retry, too, so that it is completed first.
-            self.finished = asyncio.Event()
-            await self.finished.wait()
+            # retry, too, so that there is time to complete it first.
+            if self.finished is None:
+                self.finished = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.finished.wait()
         return message
+
+    def _grace_left(self) -> float | None:
+        """For how long the application is not told yet that its client is gone.
+
+        ``None``: until its answer is complete.
+        """
+        if self.recorded or self.parts is None:
+            return 0
+        if self.grace is None:
+            return None
+        now = time.monotonic()
+        if self.gone_at is None:
+            self.gone_at = now
+        return max(0, self.gone_at + self.grace - now)
 
     async def send(self, message: Message) -> None:
         """What the application answers."""
@@ -277,7 +303,7 @@ class _Exchange:
         try:
             await self.real_send(message)
         except OSError:  # the client is gone; the answer is still wanted by its retry
-            if message["type"] == "http.response.body" and self.recorded:
+            if message["type"] == "http.response.body" and self._grace_left() == 0:
                 raise
 
     async def record(self, body: bytes | None) -> None:

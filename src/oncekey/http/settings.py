@@ -95,7 +95,11 @@ class Settings:
         ttl: How long an answer is replayed.
         lease: How long a key is held for a worker that died. A live one renews it.
         wait: How long a copy waits for the first one's answer before it is told 409.
-        max_run: How long a live worker may keep its key. ``None``: as long as it runs.
+        max_run: How long a live worker may keep its key: a handler that hangs must not keep it for
+            ever. ``None``: as long as it runs.
+        disconnect_grace: How long an ASGI application is not told that its client has hung up, so
+            that its answer can be completed for the retry. 0: it is told at once. ``None``: not
+            before its answer is complete.
         retry_after: What a copy is told to wait, in seconds; less if the lease ends earlier.
         max_body_bytes: Larger requests with a key are refused.
         max_new_keys: At most so many new keys of one caller in so many seconds, counted in each
@@ -133,7 +137,8 @@ class Settings:
     ttl: Duration = 86_400
     lease: Duration = 30
     wait: Duration = 0
-    max_run: Duration | None = None
+    max_run: Duration | None = 900
+    disconnect_grace: Duration | None = 10
     retry_after: int = 1
     max_body_bytes: int = 1_048_576
     max_new_keys: tuple[int, int] | None = (3600, 60)
@@ -190,6 +195,8 @@ class Settings:
             raise PolicyError("docs_url and challenge go into headers: no line ends, no < or >")
         check_text(self.namespace, "namespace")
         milliseconds(self.cache_seconds, "cache_seconds")
+        if self.disconnect_grace is not None:
+            milliseconds(self.disconnect_grace, "disconnect_grace")
         self.policy()
 
     def policy(self) -> Policy:
