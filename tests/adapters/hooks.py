@@ -134,7 +134,10 @@ def make_hooks(folder: Path) -> dict[str, Hook]:
         make_hook("sync"),
         make_hook("small", max_body_bytes=SMALL),
         make_hook("quiet", quiet),
-        *(make_hook(name, provider(name, secret="s"), rest="/{rest:path}") for name in URL_SIGNERS),
+        *(
+            make_hook(name, provider(name, secret="s", allowed_hosts="*"), rest="/{rest:path}")
+            for name in URL_SIGNERS
+        ),
     ]
     for name, kind in (("tx", AsyncWebhookReceiver), ("synctx", WebhookReceiver)):
         database = folder / f"{name}.db"

@@ -333,7 +333,9 @@ def test_client_that_leaves_late(shop: Site, client: httpx.Client, name: str, ca
 @pytest.mark.parametrize("name", ["asgi", "starlette", "fastapi", "litestar"])
 def test_prefix_that_a_proxy_strips(name: str) -> None:
     """With the server's ``root_path`` the URL is the one before the proxy cut it."""
-    hook = make_hook("twilio", provider("twilio", secret="s"), rest="/{rest:path}")
+    hook = make_hook(
+        "twilio", provider("twilio", secret="s", allowed_hosts="*"), rest="/{rest:path}"
+    )
     headers = {**FORM, "I-Twilio-Idempotency-Token": "u"}
     with site(name, {"twilio": hook}, root_path="/api") as found:
         url = f"{found.base}/api/twilio/a%20b?c=%2F"

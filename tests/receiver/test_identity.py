@@ -59,7 +59,11 @@ def test_one_tenants_event_is_not_anothers_duplicate() -> None:
     outcomes = []
     for account in ("tenant-a", "tenant-b", "tenant-a"):
         tenant = adcp_provider(
-            signing_key=key, key_id="k1", account=account, publisher="seller.example"
+            allowed_hosts="*",
+            signing_key=key,
+            key_id="k1",
+            account=account,
+            publisher="seller.example",
         )
         receiver = WebhookReceiver(tenant, store)
         receiver.on()(lambda event: handled.append(event.sender.account))

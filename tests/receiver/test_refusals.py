@@ -509,17 +509,26 @@ def unavailable() -> dict[str, tuple[Provider, str]]:
     from oncekey.signatures.rfc9421 import rfc9421_provider
 
     return {
-        "adcp, keys": (adcp_provider(jwks=_fails), "webhook_signature_key_unknown"),
-        "adcp, revocations": (
-            adcp_provider(keys=pinned, revocations=_fails),
-            "webhook_signature_revocation_stale",
-        ),
-        "adcp, nonces": (adcp_provider(keys=pinned, nonces=Nonces(Down())), "store_unavailable"),
-        "adcp, publisher": (
-            adcp_provider(keys=pinned, publisher=_fails),
+        "adcp, keys": (
+            adcp_provider(allowed_hosts="*", jwks=_fails),
             "webhook_signature_key_unknown",
         ),
-        "rfc9421, keys": (rfc9421_provider(keys=_fails, event_id="id"), "key_unknown"),
+        "adcp, revocations": (
+            adcp_provider(allowed_hosts="*", keys=pinned, revocations=_fails),
+            "webhook_signature_revocation_stale",
+        ),
+        "adcp, nonces": (
+            adcp_provider(allowed_hosts="*", keys=pinned, nonces=Nonces(Down())),
+            "store_unavailable",
+        ),
+        "adcp, publisher": (
+            adcp_provider(allowed_hosts="*", keys=pinned, publisher=_fails),
+            "webhook_signature_key_unknown",
+        ),
+        "rfc9421, keys": (
+            rfc9421_provider(allowed_hosts="*", keys=_fails, event_id="id"),
+            "key_unknown",
+        ),
         "paypal, certificate": (
             provider("paypal", webhook_id="1JE4291016473214C", fetch=_fails),
             "key_unknown",
@@ -557,7 +566,7 @@ async def test_what_can_not_be_verified_now_is_retried(
 def test_a_key_that_is_not_published_is_refused_for_good(refused: Give) -> None:
     """The set was fetched and read: a stranger, whom no retry helps."""
     one = scheme("adcp")
-    by = adcp_provider(jwks=lambda: {"keys": []})
+    by = adcp_provider(allowed_hosts="*", jwks=lambda: {"keys": []})
     refused(one, one.sign(), 401, "key_unknown", by=by)
 
 

@@ -70,8 +70,8 @@ def _adcp(private: Any, wrong: Any) -> tuple[Provider, Provider]:
 
     signing = {"signing_key": private, "key_id": "k1"}
     return (
-        adcp_provider(**signing, nonces=Nonces(MemoryStore(), per_key=50_000)),
-        adcp_provider(keys={"k1": wrong.public_key()}),
+        adcp_provider(allowed_hosts="*", **signing, nonces=Nonces(MemoryStore(), per_key=50_000)),
+        adcp_provider(allowed_hosts="*", keys={"k1": wrong.public_key()}),
     )
 
 
@@ -87,8 +87,8 @@ def _rfc9421(private: Any, wrong: Any) -> tuple[Provider, Provider]:
     places = {"event_id": "id", "event_type": "type"}
     public = wrong if isinstance(wrong, bytes) else wrong.public_key()
     return (
-        rfc9421_provider(signing_key=private, key_id="k1", **places),
-        rfc9421_provider(keys={"k1": public}, **places),
+        rfc9421_provider(allowed_hosts="*", signing_key=private, key_id="k1", **places),
+        rfc9421_provider(allowed_hosts="*", keys={"k1": public}, **places),
     )
 
 
@@ -122,6 +122,7 @@ _OTHERS: dict[str, tuple[Callable[[], tuple[Provider, Provider]], Case]] = {
             timestamp_header="X-Acme-Time",
             timestamp_unit="ms",
             event_id="header:X-Acme-Id",
+            allowed_hosts=["hooks.example.com"],
         ),
         Case(b'{"type": "paid"}', "evt_1", send_id="evt_1"),
     ),

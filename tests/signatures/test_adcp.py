@@ -44,12 +44,12 @@ JWK = {
     "adcp_use": "request-signing",
     "x": X,
 }
-SIGNER = adcp_provider(signing_key=PRIVATE, key_id="seller-1")
+SIGNER = adcp_provider(allowed_hosts="*", signing_key=PRIVATE, key_id="seller-1")
 
 
 def made(**options: Any) -> AdcpProvider:
     options.setdefault("keys", {"keys": [JWK]})
-    return adcp_provider(**options)
+    return adcp_provider(allowed_hosts="*", **options)
 
 
 def signed(body: bytes = BODY, url: str = URL, **headers: str) -> SignedRequest:
@@ -599,7 +599,7 @@ def test_over_its_cap_a_key_is_refused_before_cryptography() -> None:
     wrong = with_header(signed(), "Signature", "sig1=:AAAA:")
     assert code(wrong, nonces=nonces) == "rate_abuse"
     other = ed25519.Ed25519PrivateKey.generate()
-    second = adcp_provider(signing_key=other, key_id="seller-2", nonces=nonces)
+    second = adcp_provider(allowed_hosts="*", signing_key=other, key_id="seller-2", nonces=nonces)
     assert second.verify(*second.sign("POST", URL, {}, BODY, now=NOW), now=NOW).ok
 
 
@@ -729,7 +729,7 @@ def test_a_publisher_outlives_its_keys(publisher: Any) -> None:
     """Two keys of one publisher are one sender, so that a change of keys splits no dedup."""
     second = ed25519.Ed25519PrivateKey.generate()
     keys = {"seller-1": PRIVATE.public_key(), "seller-2": second.public_key()}
-    rotated = adcp_provider(signing_key=second, key_id="seller-2")
+    rotated = adcp_provider(allowed_hosts="*", signing_key=second, key_id="seller-2")
     found = made(keys=keys, publisher=publisher)
     for request in (signed(), rotated.sign("POST", URL, {}, BODY, now=NOW)):
         sender = found.verify(*request, now=NOW).sender
@@ -834,14 +834,14 @@ def test_an_option_that_can_not_work_is_refused_at_once(
 ) -> None:
     """Wrong options raise when the provider is made, and say what to pass."""
     with pytest.raises(PolicyError, match=message):
-        adcp_provider(**options)
+        adcp_provider(allowed_hosts="*", **options)
 
 
 def test_without_cryptography_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing package is told when the provider is made, not as an unknown key later."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     with pytest.raises(PolicyError, match=r"oncekey\[crypto\]"):
-        adcp_provider(jwks=lambda: {"keys": [JWK]})
+        adcp_provider(allowed_hosts="*", jwks=lambda: {"keys": [JWK]})
     with pytest.raises(PolicyError, match=r"oncekey\[crypto\]"):
         FetchedKeys(lambda: {"keys": [JWK]})
 
@@ -864,10 +864,12 @@ def test_every_signature_has_a_fresh_nonce() -> None:
 def test_a_json_web_key_signs() -> None:
     """The private half of a JSON Web Key is taken as it is, for both algorithms."""
     d = base64.urlsafe_b64encode(bytes(range(32))).rstrip(b"=").decode()
-    one = adcp_provider(keys={"keys": [JWK]}, signing_key={**JWK, "d": d}, key_id="seller-1")
+    one = adcp_provider(
+        allowed_hosts="*", keys={"keys": [JWK]}, signing_key={**JWK, "d": d}, key_id="seller-1"
+    )
     assert one.verify(*one.sign("POST", URL, {}, BODY, now=NOW), now=NOW).ok
     curve = ec.generate_private_key(ec.SECP256R1())
-    two = adcp_provider(signing_key=curve, key_id="k2")
+    two = adcp_provider(allowed_hosts="*", signing_key=curve, key_id="k2")
     request = two.sign("POST", URL, {}, BODY, now=NOW)
     assert 'alg="ecdsa-p256-sha256"' in request.headers["Signature-Input"]
     assert two.verify(*request, now=NOW).ok
@@ -877,7 +879,7 @@ def test_what_can_not_be_signed_says_why() -> None:
     """No key, a public key, or a URL with a host that is not ASCII."""
     with pytest.raises(PolicyError, match="signing_key="):
         made().sign("POST", URL, {}, BODY)
-    public = adcp_provider(signing_key=PRIVATE.public_key(), key_id="k")
+    public = adcp_provider(allowed_hosts="*", signing_key=PRIVATE.public_key(), key_id="k")
     with pytest.raises(PolicyError, match="private"):
         public.sign("POST", URL, {}, BODY)
     with pytest.raises(PolicyError, match="ASCII"):

@@ -48,10 +48,12 @@ DRAWN = settings(
 )
 SEEDED = MANY or 900
 
-ADCP = adcp_provider(signing_key=PRIVATE, key_id="k1", nonces=Nonces(MemoryStore()))
-UNSTORED = adcp_provider(signing_key=PRIVATE, key_id="k1")
+ADCP = adcp_provider(
+    allowed_hosts="*", signing_key=PRIVATE, key_id="k1", nonces=Nonces(MemoryStore())
+)
+UNSTORED = adcp_provider(allowed_hosts="*", signing_key=PRIVATE, key_id="k1")
 HMAC = adcp_hmac_provider(secret=SECRET)
-GENERIC = rfc9421_provider(signing_key=PRIVATE, key_id="k1")
+GENERIC = rfc9421_provider(allowed_hosts="*", signing_key=PRIVATE, key_id="k1")
 GENERIC_CODES = {
     *("components_incomplete", "algorithm_not_allowed", "tag_mismatch", "digest_mismatch"),
     *("rate_abuse", "url_malformed"),

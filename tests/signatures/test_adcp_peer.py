@@ -87,7 +87,7 @@ def test_what_the_peer_signs_verifies_here(algorithm: str) -> None:
         created=NOW,
     ).as_dict()
     headers = {"Content-Type": "application/json", "Host": "buyer.example.com", **signed}
-    provider = adcp_provider(keys={"keys": [jwk]}, nonces=Nonces(MemoryStore()))
+    provider = adcp_provider(allowed_hosts="*", keys={"keys": [jwk]}, nonces=Nonces(MemoryStore()))
     verdict = provider.verify("POST", URL, headers, BODY, now=NOW)
     assert verdict.ok, verdict
     assert verdict.event_id == "whk_01HW9D3H8FZP2N6R8T0V4X6Z9B"
@@ -101,7 +101,9 @@ def test_what_the_peer_signs_verifies_here(algorithm: str) -> None:
 def test_what_is_signed_here_verifies_there(algorithm: str) -> None:
     """The peer's verifier accepts our signature, and gives the code that we give for a fault."""
     private, jwk = peer.key(algorithm)
-    provider = adcp_provider(keys={"keys": [jwk]}, signing_key=private, key_id=jwk["kid"])
+    provider = adcp_provider(
+        allowed_hosts="*", keys={"keys": [jwk]}, signing_key=private, key_id=jwk["kid"]
+    )
     request = provider.sign("POST", URL, {"Content-Type": "application/json"}, BODY, now=NOW)
     assert provider.verify(*request, now=NOW).ok
     assert peer.verify(jwk, request) == jwk["kid"]
@@ -138,7 +140,9 @@ def test_what_is_signed_here_verifies_there(algorithm: str) -> None:
 def test_both_name_the_same_fault(old: str, new: str) -> None:
     """For the same change of Signature-Input, the peer gives the code that we give."""
     private, jwk = peer.key("ed25519")
-    provider = adcp_provider(keys={"keys": [jwk]}, signing_key=private, key_id=jwk["kid"])
+    provider = adcp_provider(
+        allowed_hosts="*", keys={"keys": [jwk]}, signing_key=private, key_id=jwk["kid"]
+    )
     request = provider.sign("POST", URL, {}, BODY, now=NOW)
     assert old in request.headers["Signature-Input"]
     header = request.headers["Signature-Input"].replace(old, new)

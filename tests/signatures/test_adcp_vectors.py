@@ -74,7 +74,9 @@ def prepared(vector: Vector, store: Any) -> tuple[Any, list[Nonce], Nonces]:
     used = [Nonce(e["keyid"], e["nonce"], 360_000) for e in state.get("replay_cache_entries", [])]
     if full:
         used += [Nonce(full, f"nonce-{n}", 360_000) for n in range(3)]
-    provider = adcp_provider(keys=keys_of(vector), nonces=nonces, revocations=revocations)
+    provider = adcp_provider(
+        allowed_hosts="*", keys=keys_of(vector), nonces=nonces, revocations=revocations
+    )
     return provider, used, nonces
 
 
@@ -201,7 +203,9 @@ def test_a_challenge_is_answered_as_its_schema_asks() -> None:
     assert re.fullmatch(asked["challenge"]["pattern"], value)
     body = json.dumps({"type": asked["type"]["const"], "challenge": value}).encode()
     provider = adcp_provider(
-        signing_key={**SIGNING, "d": SIGNING["_private_d_for_test_only"]}, key_id="k"
+        allowed_hosts="*",
+        signing_key={**SIGNING, "d": SIGNING["_private_d_for_test_only"]},
+        key_id="k",
     )
     receiver = WebhookReceiver(provider, MemoryStore())
     receiver.on()(lambda event: pytest.fail("handled"))

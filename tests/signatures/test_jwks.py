@@ -312,7 +312,7 @@ def test_an_awaitable_from_a_plain_function_is_named() -> None:
 async def test_fetched_keys_verify() -> None:
     """A provider with a function for jwks= verifies, sync or async as the function is."""
     private = ed25519.Ed25519PrivateKey.generate()
-    signer = adcp_provider(signing_key=private, key_id="k")
+    signer = adcp_provider(allowed_hosts="*", signing_key=private, key_id="k")
     request = signer.sign("POST", "https://x.example/", {}, b"{}", now=NOW)
     purpose = {"use": "sig", "key_ops": ["verify"], "adcp_use": "webhook-signing"}
     entry = jwk("k", x=b64(private.public_key().public_bytes_raw()), **purpose)
@@ -320,12 +320,16 @@ async def test_fetched_keys_verify() -> None:
     async def fetch() -> Any:
         return {"keys": [entry]}
 
-    assert adcp_provider(jwks=lambda: {"keys": [entry]}).verify(*request, now=NOW).ok
-    provider = adcp_provider(jwks=fetch)
+    assert (
+        adcp_provider(allowed_hosts="*", jwks=lambda: {"keys": [entry]})
+        .verify(*request, now=NOW)
+        .ok
+    )
+    provider = adcp_provider(allowed_hosts="*", jwks=fetch)
     assert (await provider.averify(*request, now=NOW)).ok
     with pytest.raises(BackendMismatchError, match="averify"):
         provider.verify(*request, now=NOW)
-    nowhere = adcp_provider(jwks=lambda: {"keys": []})
+    nowhere = adcp_provider(allowed_hosts="*", jwks=lambda: {"keys": []})
     assert nowhere.verify(*request, now=NOW).code == "webhook_signature_key_unknown"
 
 
@@ -495,5 +499,5 @@ async def test_a_list_may_be_awaited() -> None:
 
     listed = Revocations(fetch)
     assert await arun_checks(listed.check("k", NOW)) == "revoked"
-    provider = adcp_provider(keys={"a": jwk("a")}, revocations=fetch)
+    provider = adcp_provider(allowed_hosts="*", keys={"a": jwk("a")}, revocations=fetch)
     assert provider.is_async

@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def verifier(store: Any) -> Any:
     keys = {"k1": scheme("adcp").provider.signing_key}  # type: ignore[attr-defined]
-    return adcp_provider(keys=keys, nonces=Nonces(store))
+    return adcp_provider(allowed_hosts="*", keys=keys, nonces=Nonces(store))
 
 
 def test_one_of_sixteen_copies_is_accepted(url: str) -> None:

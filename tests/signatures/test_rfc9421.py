@@ -65,7 +65,10 @@ def test_the_example_with_a_shared_secret() -> None:
     """B.2.5, HMAC with SHA-256, verifies, and is what we sign."""
     covers = ("date", "@authority", "content-type")
     provider = rfc9421_provider(
-        keys={"test-shared-secret": base64.b64decode(SHARED)}, covers=covers, label="sig-b25"
+        allowed_hosts="*",
+        keys={"test-shared-secret": base64.b64decode(SHARED)},
+        covers=covers,
+        label="sig-b25",
     )
     request = example(
         'sig-b25=("date" "@authority" "content-type");created=1618884473'
@@ -81,6 +84,7 @@ def test_the_example_with_a_shared_secret() -> None:
 def test_the_example_with_ed25519() -> None:
     """B.2.6, a signature with ed25519 over six parts, verifies."""
     provider = rfc9421_provider(
+        allowed_hosts="*",
         keys={"test-key-ed25519": {"kty": "OKP", "crv": "Ed25519", "x": ED25519_X}},
         covers=("date", "@method", "@path", "@authority", "content-type", "content-length"),
     )
@@ -313,7 +317,7 @@ PRIVATE_KEYS = {
 
 
 def made(**options: Any) -> Any:
-    return rfc9421_provider(**{"signing_key": SECRET, "key_id": "k1", **options})
+    return rfc9421_provider(allowed_hosts="*", **{"signing_key": SECRET, "key_id": "k1", **options})
 
 
 def with_header(request: SignedRequest, name: str, value: str | None) -> SignedRequest:

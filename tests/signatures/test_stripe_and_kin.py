@@ -260,6 +260,7 @@ def test_a_provider_of_ones_own_takes_five_lines() -> None:
         timestamp_unit="ms",
         event_id="header:X-Acme-Id",
         event_type="header:X-Acme-Type",
+        allowed_hosts=["example.com"],
     )
     request = acme.sign("PUT", URL, {}, b"any bytes \xff", now=NOW, event_id="a-1")
     verdict = acme.verify(*request, now=NOW)

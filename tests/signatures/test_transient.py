@@ -58,8 +58,8 @@ class Source:
 
 
 MAKERS: dict[str, Callable[..., Provider]] = {
-    "adcp": adcp_provider,
-    "rfc9421": lambda jwks, **more: rfc9421_provider(keys=jwks, **more),
+    "adcp": lambda **options: adcp_provider(allowed_hosts="*", **options),
+    "rfc9421": lambda jwks, **more: rfc9421_provider(allowed_hosts="*", keys=jwks, **more),
 }
 UNKNOWN = {"adcp": "webhook_signature_key_unknown", "rfc9421": "key_unknown"}
 
@@ -173,7 +173,7 @@ STALE = "webhook_signature_revocation_stale"
 
 
 def with_list(revocations: Any) -> Provider:
-    return adcp_provider(keys={"keys": [jwk("k1")]}, revocations=revocations)
+    return adcp_provider(allowed_hosts="*", keys={"keys": [jwk("k1")]}, revocations=revocations)
 
 
 def test_a_list_that_can_not_be_fetched_is_transient(clock: ManualClock) -> None:
@@ -282,7 +282,9 @@ def test_a_publisher_that_can_not_be_told_is_transient(
         return given
 
     nonces = Nonces(MemoryStore())
-    maker = adcp_provider(keys={"keys": [jwk("k1")]}, publisher=publisher, nonces=nonces)
+    maker = adcp_provider(
+        allowed_hosts="*", keys={"keys": [jwk("k1")]}, publisher=publisher, nonces=nonces
+    )
     request = scheme("adcp").sign()
     assert found(maker, request) == (UNKNOWN["adcp"], True)
     assert "nobody can tell whose" in caplog.text

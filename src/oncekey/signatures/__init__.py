@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oncekey.signatures.custom import hmac_provider
     from oncekey.signatures.delivery import Delivery, Headers, RawHeaders
     from oncekey.signatures.table import provider, providers
+    from oncekey.signatures.urls import UnpinnedHostWarning
     from oncekey.signatures.verdict import CODES, Nonce, Verdict, VerifiedWebhookSender
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Provider",
     "RawHeaders",
     "SignedRequest",
+    "UnpinnedHostWarning",
     "Verdict",
     "VerifiedWebhookSender",
     "hmac_provider",
@@ -41,6 +43,7 @@ _HOMES = {
     "delivery": ("Delivery", "Headers", "RawHeaders"),
     "base": ("Ack", "Facts", "Item", "Provider", "SignedRequest"),
     "table": ("provider", "providers"),
+    "urls": ("UnpinnedHostWarning",),
     "verdict": ("CODES", "Nonce", "Verdict", "VerifiedWebhookSender"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

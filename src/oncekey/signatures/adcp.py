@@ -52,7 +52,7 @@ from oncekey.signatures.rfc9421 import (
     sign_request,
     signature_base,
 )
-from oncekey.signatures.strict import decode, encode
+from oncekey.signatures.strict import Rejection, decode, encode
 from oncekey.signatures.structured import (
     Component,
     HeaderError,
@@ -63,7 +63,7 @@ from oncekey.signatures.structured import (
 )
 from oncekey.signatures.table import providers
 from oncekey.signatures.target_uri import Target, canonical_authority, canonical_target
-from oncekey.signatures.urls import check_public_url, public_form
+from oncekey.signatures.urls import Hosts, SignedUrl
 from oncekey.signatures.verdict import OK, Nonce, Verdict, VerifiedWebhookSender
 
 __all__ = [
@@ -107,12 +107,13 @@ class AdcpProvider(CheckedProvider):
         publisher: Publisher,
         revocations: Revocations | None,
         public_url: str,
+        allowed_hosts: Hosts,
         **common: Any,
     ) -> None:
         super().__init__(facts, **common)
         self._publisher = publisher
         self._revocations = revocations
-        self._public_url = check_public_url(public_url)
+        self._url = SignedUrl(facts.title, public_url, allowed_hosts)
 
     @property
     def is_async(self) -> bool:
@@ -213,10 +214,11 @@ class AdcpProvider(CheckedProvider):
         Else a delivery to one of your hosts could be sent again to another one.
         """
         try:
-            target = canonical_target(public_form(delivery.url, self._public_url))
+            self._url.check(delivery.url)
+            target = canonical_target(self._url.form(delivery.url))
             named = (
                 []
-                if self._public_url
+                if self._url.public_url
                 else [delivery.headers.one(n) for n in (":authority", "host")]
             )
             for host in named:
@@ -225,7 +227,7 @@ class AdcpProvider(CheckedProvider):
                     and canonical_authority(host, target.scheme) != target.authority
                 ):
                     reject("target_uri_malformed")
-        except ValueError:
+        except (ValueError, Rejection):
             reject("target_uri_malformed")
         return target
 
@@ -353,6 +355,7 @@ def adcp_provider(
     key_id: str = "",
     account: str = "",
     public_url: str = "",
+    allowed_hosts: Hosts = "",
 ) -> AdcpProvider:
     """AdCP webhooks, signed by RFC 9421 with the profile ``adcp/webhook-signing/v1``.
 
@@ -371,6 +374,7 @@ def adcp_provider(
         account: Which of your endpoints or accounts this is.
         public_url: The URL that the sender knows, where a proxy changes it. ``Host`` is then not
             compared.
+        allowed_hosts: Your hosts, in its place: a delivery to another one is refused.
 
     Raises:
         PolicyError: An option can't work, or ``cryptography`` is not installed.
@@ -397,6 +401,7 @@ def adcp_provider(
         publisher=publisher,
         revocations=revocations,
         public_url=public_url,
+        allowed_hosts=allowed_hosts,
         account=account,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncekey.signatures.base import Facts, Secrets
 from oncekey.signatures.hmac_schemes import HmacProvider
+from oncekey.signatures.urls import Hosts
 
 __all__ = ["hmac_provider"]
 
@@ -30,6 +31,7 @@ def hmac_provider(
     batch: str | None = None,
     retry_seconds: int = 3 * 86_400,
     public_url: str = "",
+    allowed_hosts: Hosts = "",
 ) -> HmacProvider:
     """A provider that is not in the table, or one of your own.
 
@@ -55,6 +57,7 @@ def hmac_provider(
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body.
         retry_seconds: How long the sender may retry; events are remembered a day longer.
         public_url: What the sender calls, if ``{url}`` is signed and a proxy changes it.
+        allowed_hosts: Your hosts, if ``{url}`` is signed: what was signed for others is refused.
 
     Raises:
         PolicyError: An option can't work.
@@ -98,4 +101,5 @@ def hmac_provider(
         account=account,
         tolerance=tolerance if stamped else None,
         public_url=public_url,
+        allowed_hosts=allowed_hosts,
     )

@@ -36,7 +36,7 @@ from oncekey.signatures.strict import (
     seconds_since_1970,
     written_time,
 )
-from oncekey.signatures.urls import check_public_url, decode_reserved, encoded, public_form
+from oncekey.signatures.urls import Hosts, SignedUrl, decode_reserved, encoded
 
 __all__ = ["HmacProvider"]
 
@@ -80,6 +80,7 @@ class HmacProvider(Provider):
         secret: Secrets | None = None,
         previous: Secrets | None = None,
         public_url: str = "",
+        allowed_hosts: Hosts = "",
         **common: Any,
     ) -> None:
         super().__init__(facts, **common)
@@ -96,13 +97,18 @@ class HmacProvider(Provider):
         self._stamp_path: str = dress.get("timestamp_path", "")
         self._unit: str = dress.get("timestamp_unit", "s")
         self._decode_url: bool = dress.get("decode_url", False)
-        self._public_url = check_public_url(public_url)
         self._check_dress()
+        signs_url = "url" in self._fields
+        if not signs_url and (public_url or allowed_hosts):
+            raise PolicyError(
+                f"{facts.title} does not sign the URL: leave public_url= and allowed_hosts= out"
+            )
         self._size = hashlib.new(self._algorithm).digest_size
         self._pairs: tuple[str, str, str] | None = None
         if self._form and (found := _PAIRS.fullmatch(self._form)):
             self._pairs = (found[1], found[2], found[3])
         self._keys = [_key(facts, one) for one in as_secrets(facts, secret, previous)]
+        self._url = SignedUrl(facts.title, public_url, allowed_hosts, signed=signs_url)
 
     def signed_headers(self) -> frozenset[str]:
         """The id's header, if the template names the id; and the timestamp's."""
@@ -114,6 +120,7 @@ class HmacProvider(Provider):
     # --- verify ----------------------------------------------------------------------------
 
     def _prove(self, delivery: Delivery, now: float) -> Proof:
+        self._url.check(delivery.url)
         stamp, given = self._read_header(delivery)
         if self._stamp_header:
             stamp = one_header(delivery.headers, self._stamp_header, missing="timestamp_missing")
@@ -197,7 +204,7 @@ class HmacProvider(Provider):
 
     def _messages(self, delivery: Delivery, stamp: str) -> list[bytes]:
         """The bytes that may have been signed; more than one only where the URL has two forms."""
-        urls = [public_form(delivery.url, self._public_url)] if "url" in self._fields else [""]
+        urls = [self._url.form(delivery.url)] if "url" in self._fields else [""]
         if self._decode_url:
             urls.append(decode_reserved(urls[0]))
         values = {"body": delivery.body, "timestamp": stamp.encode()}

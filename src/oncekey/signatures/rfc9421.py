@@ -38,6 +38,7 @@ from oncekey.signatures.structured import (
     parse_bytes,
     parse_signature_input,
 )
+from oncekey.signatures.urls import Hosts, SignedUrl
 from oncekey.signatures.verdict import Nonce, Verdict, VerifiedWebhookSender
 
 __all__ = [
@@ -233,11 +234,15 @@ class RFC9421Provider(CheckedProvider):
         tag: str | None,
         max_age: float,
         skew: float,
+        public_url: str,
+        allowed_hosts: Hosts,
         **common: Any,
     ) -> None:
         super().__init__(facts, **common)
         self._covers, self._label, self._tag = covers, label, tag
         self._algorithms, self._max_age, self._skew = algorithms, max_age, skew
+        signed = not {"@target-uri", "@authority"}.isdisjoint(covers)
+        self._url = SignedUrl(facts.title, public_url, allowed_hosts, signed=signed)
         self.body_is_signed = "content-digest" in covers
 
     @functools.cached_property
@@ -255,11 +260,13 @@ class RFC9421Provider(CheckedProvider):
         if self._tag is not None:
             params["tag"] = self._tag
         covered = SignatureInput(tuple(map(Component, self._covers)), params)
-        return sign_request(
-            self, request, self._label or "sig1", covered, component_value, "base64"
-        )
+        return sign_request(self, request, self._label or "sig1", covered, self._value_of, "base64")
+
+    def _value_of(self, delivery: Delivery, component: Component) -> str:
+        return component_value(delivery._replace(url=self._url.form(delivery.url)), component)
 
     def _checks(self, delivery: Delivery, now: float) -> Checks[Verdict]:
+        self._url.check(delivery.url)
         try:
             covered, signature = self._read(delivery.headers)
         except HeaderError:
@@ -272,7 +279,7 @@ class RFC9421Provider(CheckedProvider):
         if key.algorithm not in self._algorithms or named != key.algorithm:
             _reject("algorithm_not_allowed")
         try:
-            base = signature_base(covered, lambda part: component_value(delivery, part))
+            base = signature_base(covered, lambda part: self._value_of(delivery, part))
             if not signature_is_right(key, base, signature):
                 _reject("signature_mismatch")
             if Component("content-digest") in covered.components:
@@ -350,6 +357,8 @@ def rfc9421_provider(
     event_id: str | None = None,
     event_type: str | None = None,
     retention_seconds: int = 604_800,
+    public_url: str = "",
+    allowed_hosts: Hosts = "",
 ) -> RFC9421Provider:
     """A provider for deliveries that are signed as RFC 9421 says.
 
@@ -370,13 +379,16 @@ def rfc9421_provider(
         event_id: Where the event's id is, such as ``id`` or ``header:X-Event-Id``.
         event_type: Where its type is.
         retention_seconds: How long an event must be remembered.
+        public_url: The URL that the sender knows, where a proxy changes it.
+        allowed_hosts: Your hosts: a delivery to another one is refused.
 
     Raises:
         PolicyError: An option can't work.
 
     Example:
         >>> secret = b"0123456789abcdef0123456789abcdef"
-        >>> provider = rfc9421_provider(signing_key=secret, key_id="k1")
+        >>> provider = rfc9421_provider(
+        ...     signing_key=secret, key_id="k1", allowed_hosts="example.com")
         >>> request = provider.sign("POST", "https://example.com/hooks", {}, b"{}")
         >>> provider.verify(*request).ok
         True
@@ -410,5 +422,7 @@ def rfc9421_provider(
         tag=tag,
         max_age=max_age,
         skew=skew,
+        public_url=public_url,
+        allowed_hosts=allowed_hosts,
         account=account,
     )

@@ -25,7 +25,7 @@ from oncekey.signatures.base import (
 )
 from oncekey.signatures.delivery import Delivery, Headers
 from oncekey.signatures.strict import Rejection, decode, encode, one_header
-from oncekey.signatures.urls import check_public_url, encoded, public_form
+from oncekey.signatures.urls import Hosts, SignedUrl, encoded
 
 __all__ = ["TwilioProvider"]
 
@@ -46,6 +46,7 @@ class TwilioProvider(Provider):
         secret: Secrets | None = None,
         previous: Secrets | None = None,
         public_url: str = "",
+        allowed_hosts: Hosts = "",
         algorithm: str = "",
         **common: Any,
     ) -> None:
@@ -53,8 +54,8 @@ class TwilioProvider(Provider):
         if algorithm and algorithm not in _ALGORITHMS:
             raise PolicyError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, or left out")
         self._only = algorithm
-        self._public_url = check_public_url(public_url)
         self._keys = [as_bytes(facts, one) for one in as_secrets(facts, secret, previous)]
+        self._url = SignedUrl(facts.title, public_url, allowed_hosts)
 
     def _prove(self, delivery: Delivery, now: float) -> Proof:
         text = one_header(delivery.headers, _SIGNATURE)
@@ -62,7 +63,8 @@ class TwilioProvider(Provider):
         given = decode(text, "base64")
         if given is None or len(given) != hashlib.new(algorithm).digest_size:
             raise Rejection("header_malformed", f"{_SIGNATURE} holds no base64 of HMAC-{algorithm}")
-        url = public_form(delivery.url, self._public_url)
+        self._url.check(delivery.url)
+        url = self._url.form(delivery.url)
         fields = self._covered_fields(delivery, url)
         matching = b""
         for form in _forms(url):
@@ -121,7 +123,7 @@ class TwilioProvider(Provider):
         algorithm = self._only or "HMAC_SHA1"
         if self._only:
             put_header(request.headers, _SETTINGS, f"algorithm={self._only}")
-        message = public_form(url, self._public_url).encode() + fields
+        message = self._url.form(url).encode() + fields
         digest = hmac.digest(self._keys[0], message, _ALGORITHMS[algorithm])
         put_header(request.headers, _SIGNATURE, encode(digest, "base64"))
         return SignedRequest(request.method, url, request.headers, request.body)

@@ -22,6 +22,8 @@ CODES: Final[dict[str, str]] = {
     "signature_mismatch": "check the secret, and that the raw bytes of the body are verified: "
     "parsing and writing JSON again changes them",
     "url_malformed": "call the endpoint by a URL of at most 8192 characters",
+    "host_not_allowed": "the URL names a host that is not one of allowed_hosts: it was sent to, or "
+    "signed for, another one",
     "body_malformed": "send the body that the provider documents, with no name twice in an object",
     "id_missing": "the delivery has no event id where the provider puts it",
     "key_unknown": "the key that signed is not known here: check the key id and the key set",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.errors import OncekeyError, PolicyError
 from oncekey.testing._bodies import BODIES, Body
-from oncekey.testing._keys import keys_of
+from oncekey.testing._keys import keys_of, words_of
 from oncekey.testing._placing import id_is_in_body, in_batch, put_id, put_type
 
 if TYPE_CHECKING:
@@ -199,9 +199,9 @@ def sample_provider(name: str, **options: Any) -> Provider:
     """
     from oncekey.signatures import provider
 
-    given: dict[str, Any] = {}
+    given = words_of(name)
     if not options.keys() & {"secret", "keys", "jwks", "webhook_id"}:
-        given = keys_of(name)
+        given |= keys_of(name)
     return provider(name, **{**given, **options})
 
 
