@@ -49,6 +49,7 @@ logger = logging.getLogger("oncekey")
 MAX_ANSWER_BYTES: Final = 65_536
 IN_FLIGHT_RETRY: Final = 5  # seconds: a sender need not wait for a whole lease
 UNAVAILABLE_RETRY: Final = 30
+MAX_RETRY: Final = 86_400
 MAX_ITEMS: Final = 10_000
 SENDERS_KEPT: Final = 1000
 
@@ -131,6 +132,9 @@ class Intake:
         self.operation = f"webhook {provider.name}"
         self._types_seen = TypesSeen(provider.title, self.operation, strict=settings.strict_types)
         self._senders: dict[VerifiedWebhookSender, tuple[str, Scope, Scope]] = {}
+        # Some providers retry few statuses, and only after a short wait.
+        self._retry_status: int = getattr(provider, "retry_status", STATUS["failed"])
+        self._retry_after_most: int = getattr(provider, "retry_after_most", None) or MAX_RETRY
         self.handlers: dict[str, Handler] = {}
         self.fallback: Handler | None = None
         self.codec = Codec()
@@ -354,11 +358,14 @@ class Intake:
         which = next(outcome for outcome in outcomes if outcome.name == worst)
         waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after is not None]
         headers = {"Content-Type": "application/json"}
+        status = self._retry_status if worst == "failed" else STATUS[worst]
+        if status == 503 and not waits:
+            waits = [UNAVAILABLE_RETRY]
         if waits and worst != "conflict":
-            headers["Retry-After"] = str(max(waits))
+            headers["Retry-After"] = str(min(max(waits), self._retry_after_most))
         told = {"error": worst, "code": which.code, "message": _TOLD[worst]}
         body = json.dumps(told).encode()
-        return WebhookResponse(STATUS[worst], headers, body, worst, which.code, several)
+        return WebhookResponse(status, headers, body, worst, which.code, several)
 
     def _taken(self, name: str, code: str, several: tuple[str, ...] = ()) -> WebhookResponse:
         ack = self.provider.ack

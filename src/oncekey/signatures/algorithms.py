@@ -9,6 +9,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
 
+from oncekey.signatures.keypairs import load_key as load_pem
 from oncekey.signatures.keypairs import need_cryptography
 from oncekey.signatures.strict import decode
 
@@ -46,7 +47,7 @@ _JWK_ALGORITHMS: Final = {  # kty, crv -> RFC 9421's name, JOSE's name
 
 
 def load_key(value: object, *, private: bool = False) -> SignatureKey:
-    """Make a key of a JSON Web Key, a key object of ``cryptography``, or a secret's bytes.
+    """Make a key of a JSON Web Key, PEM, a key object of ``cryptography``, or a secret's bytes.
 
     Args:
         value: The key.
@@ -58,6 +59,10 @@ def load_key(value: object, *, private: bool = False) -> SignatureKey:
     """
     if isinstance(value, SignatureKey):
         return value
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    if isinstance(text, str) and "-----BEGIN " in text:
+        # Never a shared secret: whoever has the public key could sign with it.
+        value = load_pem(text, "the key", private=private)
     if isinstance(value, (bytes, bytearray)):
         if len(value) < 16:
             raise ValueError("a shared secret must have at least 16 bytes")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import json
-import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.handshakes import Ack, answer_to
 from oncekey.signatures.options import Secrets, as_bytes, as_secrets
 from oncekey.signatures.places import Place, place, value_at
 from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
@@ -36,15 +36,6 @@ DAY: Final = 86_400
 MAX_BATCH: Final = 10_000
 _AS_DOCUMENTED: Final = "as the provider documents it"
 _USABLE: Final = "send text of 1 to 255 characters without a NUL, or a whole number"
-_ECHO: Final = re.compile(r"[A-Za-z0-9._~:+/=-]{1,512}")
-
-
-class Ack(NamedTuple):
-    """What to answer when a delivery was taken."""
-
-    status: int = 200
-    body: bytes = b""
-    content_type: str = "text/plain; charset=utf-8"
 
 
 class SignedRequest(NamedTuple):
@@ -98,11 +89,14 @@ class Facts:
     event_id: str | None = None
     event_type: str | None = None
     batch: str | None = None
-    handshake: Mapping[str, Any] = field(default_factory=dict)
+    signed_id: Mapping[str, str] = field(default_factory=dict)
+    handshake: Sequence[Mapping[str, Any]] = ()
     tolerance: float | None = None
     max_age: float | None = None
     retry_seconds: int = 0
     retries: str = ""
+    retry_status: int = 500
+    retry_after_most: int | None = None
     redelivery_seconds: int = 0
     redelivery: str = ""
     timeout_seconds: float | None = None
@@ -132,7 +126,9 @@ class Provider(ABC):
         retention_seconds: How long an event must be remembered: a day longer than the provider
             retries it, or lets somebody send it again by hand.
         ack: What to answer when a delivery was taken.
-        id_is_signed: Whether the signature covers the event id.
+        retry_status: What to answer when it could not be handled, so that it is sent again.
+        retry_after_most: The longest ``Retry-After`` that the provider waits for, if it has one.
+        id_is_signed: Whether the signature covers the event id, wherever it may be found.
         body_is_signed: Whether it covers the body.
         event_id: Where the id is, as ``oncekey.signatures.places`` writes it. ``None``: nowhere.
         event_type: Where the type is.
@@ -163,6 +159,8 @@ class Provider(ABC):
         self.event_id = facts.event_id if event_id == _AS_DOCUMENTED else event_id
         self.event_type = facts.event_type if event_type == _AS_DOCUMENTED else event_type
         self.batch = facts.batch if batch == _AS_DOCUMENTED else batch
+        self.retry_status, self.retry_after_most = facts.retry_status, facts.retry_after_most
+        self._signed_id = facts.signed_id if event_id == _AS_DOCUMENTED else {}
         answer = dict(facts.ack)
         self.ack = Ack(
             answer.get("status", 200),
@@ -239,13 +237,16 @@ class Provider(ABC):
 
     def _genuine(self, delivery: Delivery, proof: Proof) -> Verdict:
         event_id: str | None = None
-        payload = proof.payload
+        payload, signed = proof.payload, self.id_is_signed
         if self.batch:
             payload = self._payload(delivery, proof)
             self._items(delivery.headers, payload)
         elif self._id_place is not None:
             payload = self._payload(delivery, proof) if self._id_place.in_body else None
-            event_id = self._id_place.read(delivery.headers, payload)
+            if self._signed_id:
+                with suppress(Rejection):  # a body that is no JSON has no id in it
+                    payload = self._payload(delivery, proof)
+            event_id, signed = self._named(delivery.headers, payload)
             if event_id is None and not self._is_handshake(delivery, proof):
                 raise Rejection("id_missing", f"no event id at {self.event_id}: {_USABLE}")
         return Verdict(
@@ -253,12 +254,22 @@ class Provider(ABC):
             OK,
             sender=self.sender,
             event_id=event_id,
-            id_is_signed=self.id_is_signed,
+            id_is_signed=signed,
             timestamp=proof.timestamp,
             signature=proof.signature,
             payload=payload,
             signed_message=proof.message,
         )
+
+    def _named(self, headers: Headers, payload: Any) -> tuple[str | None, bool]:
+        """The event id, and whether the signature covers it: one in the signed body comes first."""
+        rule = self._signed_id
+        if rule and value_at(payload, rule["where"]) is not None:
+            found = place(rule["path"]).read(headers, payload)
+            if found is not None:
+                return found, self.body_is_signed
+        found = self._id_place.read(headers, payload) if self._id_place else None
+        return found, self.id_is_signed
 
     def _payload(self, delivery: Delivery, proof: Proof) -> Any:
         return json_body(delivery.body) if proof.payload is None else proof.payload
@@ -289,7 +300,7 @@ class Provider(ABC):
             raise UnreadableError(found.code, found.message) from None
 
     def _item(self, headers: Headers, payload: Any) -> Item:
-        event_id = self._id_place.read(headers, payload) if self._id_place else None
+        event_id, _ = self._named(headers, payload)
         event_type = self._type_place.read(headers, payload) if self._type_place else None
         return Item(event_id, event_type, payload)
 
@@ -310,36 +321,17 @@ class Provider(ABC):
 
         Such a delivery carries no event: verify it, answer it, and do nothing else.
         """
-        rule = self.facts.handshake
-        if not rule:
+        rules = self.facts.handshake
+        if not rules:
             return None
         try:
-            payload = json_body(body)
+            return answer_to(json_body(body), rules)
         except Rejection:
             return None
-        if not self._matches_handshake(payload):
-            return None
-        echo = value_at(payload, rule["echo"]) if "echo" in rule else ""
-        if rule.get("form") == "json":
-            body = json.dumps({rule["echo"]: echo}).encode()
-            return Ack(rule.get("status", 200), body, "application/json")
-        return Ack(rule.get("status", 200), echo.encode())
 
     def _is_handshake(self, delivery: Delivery, proof: Proof) -> bool:
-        return bool(self.facts.handshake) and self._matches_handshake(
-            self._payload(delivery, proof)
-        )
-
-    def _matches_handshake(self, payload: Any) -> bool:
-        rule = self.facts.handshake
-        found, wanted = value_at(payload, rule["path"]), rule["equals"]
-        if type(found) is not type(wanted) or found != wanted:
-            return False
-        if "echo" not in rule:
-            return True
-        echo = value_at(payload, rule["echo"])
-        # What is sent back is bounded, and nothing that a browser or a log could trip over.
-        return isinstance(echo, str) and _ECHO.fullmatch(echo) is not None
+        rules = self.facts.handshake
+        return bool(rules) and answer_to(self._payload(delivery, proof), rules) is not None
 
     # --- sign ------------------------------------------------------------------------------
 

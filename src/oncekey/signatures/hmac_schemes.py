@@ -59,6 +59,7 @@ class HmacProvider(Provider):
     ``signed``              template of ``{timestamp} {body} {method} {url} {id}``
     ``timestamp_header``    where the timestamp is
     ``timestamp_path``      or where it is in the body
+    ``timestamp_fallback``  a header that tells it where the body does not; nobody signs that
     ``timestamp_unit``      ``s`` (default), ``ms`` or ``iso``
     ``key``                 ``text`` (default) or ``hex``: how the secret is written
     ``superseded``          an older header, named in the message if only it is there
@@ -69,7 +70,14 @@ class HmacProvider(Provider):
     KNOWN: ClassVar[frozenset[str]] = frozenset(
         {
             *("header", "prefix", "form", "encoding", "algorithm", "signed", "timestamp_header"),
-            *("timestamp_path", "timestamp_unit", "key", "superseded", "decode_url"),
+            *(
+                "timestamp_path",
+                "timestamp_fallback",
+                "timestamp_unit",
+                "key",
+                "superseded",
+                "decode_url",
+            ),
         }
     )
 
@@ -95,6 +103,7 @@ class HmacProvider(Provider):
         self._fields = frozenset(self._template[1::2])
         self._stamp_header: str = dress.get("timestamp_header", "")
         self._stamp_path: str = dress.get("timestamp_path", "")
+        self._stamp_fallback: str = dress.get("timestamp_fallback", "")
         self._unit: str = dress.get("timestamp_unit", "s")
         self._decode_url: bool = dress.get("decode_url", False)
         self._check_dress()
@@ -132,7 +141,7 @@ class HmacProvider(Provider):
         if not self._stamp_path:
             return Proof(signature, message, timestamp)
         payload = json_body(delivery.body)
-        timestamp = self._signed_in_body(payload)
+        timestamp = self._signed_in_body(payload, delivery.headers)
         self._check_clock(timestamp, now)
         return Proof(signature, message, timestamp, payload)
 
@@ -228,8 +237,10 @@ class HmacProvider(Provider):
             raise Rejection("header_malformed", f"{names[0]} must hold visible ASCII characters")
         return text.encode()
 
-    def _signed_in_body(self, payload: Any) -> float:
+    def _signed_in_body(self, payload: Any, headers: Headers) -> float:
         stamp = value_at(payload, self._stamp_path)
+        if stamp is None and self._stamp_fallback in headers:
+            stamp = one_header(headers, self._stamp_fallback)
         if stamp is None:
             raise Rejection("timestamp_missing", f"the body has no {self._stamp_path}")
         if isinstance(stamp, int) and not isinstance(stamp, bool) and 0 <= stamp < 10**15:

@@ -36,6 +36,8 @@ def as_secrets(
         for one in several:
             if not isinstance(one, (str, bytes)):
                 raise PolicyError(f"{name}= must be text or bytes, got {type(one).__name__}")
+            if isinstance(one, str) and "-----BEGIN " in one:
+                one = one.strip()  # PEM ends with a line break, as every file of one does
             if isinstance(one, str) and one != one.strip():
                 raise PolicyError(f"{name}= has white space around it; strip it, a line end mostly")
             found.append(one)

@@ -68,8 +68,9 @@ def one_header(headers: Headers, *names: str, missing: str = "header_missing") -
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")
 _ISO = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})"
 )
+_NANOS = re.compile(r"(\.[0-9]{6})[0-9]+")
 _FORMS = {
     "s": "whole seconds since 1970, digits only",
     "ms": "whole milliseconds since 1970, digits only",
@@ -86,7 +87,8 @@ def seconds_since_1970(text: object, unit: str) -> float:
     if unit == "iso":
         if isinstance(text, str) and _ISO.fullmatch(text):
             try:
-                return datetime.fromisoformat(text).timestamp()
+                # Nanoseconds, as Go writes them: no clock here needs more than the microseconds.
+                return datetime.fromisoformat(_NANOS.sub(r"\1", text)).timestamp()
             except (ValueError, OverflowError):  # the 31st of February, or the year 0
                 pass
     elif isinstance(text, str) and _WHOLE.fullmatch(text):
