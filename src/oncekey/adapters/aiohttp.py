@@ -141,7 +141,10 @@ def webhook_lifespan(*receivers: AnyReceiver) -> Callable[[web.Application], Asy
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GUARDED: Final = "oncekey.http"  # in a request that is guarded already
+# In a request that is guarded already. Newer versions warn of plain names.
+_GUARDED: Final[Any] = (
+    web.RequestKey("oncekey.http", bool) if hasattr(web, "RequestKey") else "oncekey.http"
+)
 
 
 def idempotency(

@@ -36,8 +36,10 @@ crash between the two would lose the event. Settings for proxies (``SECURE_PROXY
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
+import threading
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from io import BytesIO
@@ -52,12 +54,13 @@ from oncekey.adapters._webhooks import (
     deliver,
     missing,
 )
-from oncekey.errors import BackendMismatchError
+from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_body, wsgi_body
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
 from oncekey.http.problems import ENDED_EARLY, Refusal
 from oncekey.http.routes import AsyncRoutes, Routes, Seen, fields_of
+from oncekey.http.rules import settings_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
@@ -67,13 +70,14 @@ try:
     from django.core.handlers.exception import response_for_exception
     from django.db import connections, transaction
     from django.http import Http404, HttpResponse
+    from django.views import View
 except ImportError as error:
     raise missing("Django", "django") from error
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-__all__ = ["idempotent", "webhook_view"]
+__all__ = ["by_user", "idempotent", "webhook_view"]
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -184,9 +188,14 @@ def idempotent(
 ) -> Callable[[V], V]:
     """Decorate a view that takes the ``Idempotency-Key`` header.
 
-    With class-based views, and those of Django REST framework, decorate ``dispatch``:
-    ``@method_decorator(idempotent(store), name="dispatch")``. An async view needs an async store.
-    The ``scope`` option is called with Django's request: ``lambda request: request.user.pk``.
+    Written below ``@login_required`` and the like, next to the view, so that a replay passes them
+    as a first call does. With class-based views, and those of Django REST framework, decorate
+    ``dispatch``: ``@method_decorator(idempotent(store), name="dispatch")``. What the class does
+    there before it calls ``post``, such as authentication and permissions, is done for a replay
+    too. Below ``@api_view`` it works as with any function.
+
+    An async view needs an async store. The ``scope`` option is called with Django's request, or
+    that of REST framework: ``by_user`` is one.
 
     A view under ``ATOMIC_REQUESTS`` keeps its transaction, which is committed before the answer is
     recorded. Write the record in the same transaction with ``store.transaction``, if it matters.
@@ -205,17 +214,38 @@ def idempotent(
         ... def charge(request):
         ...     return JsonResponse({"charged": True}, status=201)
     """
+    checked = settings_of(settings, options)
+    lock = threading.Lock()
+    made: dict[bool, Routes | AsyncRoutes] = {}
+
+    def routes(is_async: bool) -> Any:
+        # Made once: method_decorator decorates anew for every request.
+        with lock:
+            if is_async not in made:
+                kind: Any = AsyncRoutes if is_async else Routes
+                made[is_async] = kind(store, settings=checked)
+            return made[is_async]
 
     def decorate(view: V) -> V:
+        if hasattr(view, "view_class"):
+            raise PolicyError(
+                "as_view() and @api_view give views that authenticate inside: decorate the class "
+                "with @method_decorator(idempotent(...), name='dispatch'), or put idempotent below "
+                "@api_view"
+            )
+        instance = _instance(view)
         guarded: Any
-        if iscoroutinefunction(view):
+        if instance is not None:
+            guarded = _dispatch(routes, instance, view)
+        elif iscoroutinefunction(view):
             if isinstance(store, Store):
                 raise BackendMismatchError("this view is async: pass an async store, or a URL")
-            guarded = _guarded_async(AsyncRoutes(store, settings=settings, **options), view)
+            guarded = _guarded_async(routes, view)
         else:
-            if isinstance(store, AsyncStore):
+            # What method_decorator makes a sample of is no view of anybody.
+            if isinstance(store, AsyncStore) and view.__module__ != "django.utils.decorators":
                 raise BackendMismatchError("this view is not async: pass a sync store, or a URL")
-            guarded = _guarded(Routes(store, settings=settings, **options), view)
+            guarded = _guarded(routes, view)
         # Committed by Django after this returns, the writes could be lost once they are recorded
         # as done: so the view's transaction is opened inside.
         guarded._non_atomic_requests = set(connections)
@@ -224,12 +254,84 @@ def idempotent(
     return decorate
 
 
-def _guarded(routes: Routes, view: Callable[..., Any]) -> Callable[..., Any]:
+def by_user(request: Any) -> Any:
+    """A scope: the caller is the user that is signed in, by primary key.
+
+    Works with sync and async views, and with the request of Django REST framework.
+
+    Raises:
+        PolicyError: There is no ``request.user``.
+
+    Example:
+        >>> guard = idempotent("memory://", scope=by_user)  # doctest: +SKIP
+    """
+    if not hasattr(request, "user"):
+        raise PolicyError(
+            "by_user needs Django's request.user: decorate the view, and have "
+            "AuthenticationMiddleware in MIDDLEWARE"
+        )
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _primary_key(request.user)
+    return _async_user(request)
+
+
+async def _async_user(request: Any) -> Any:
+    return _primary_key(await request.auser())
+
+
+def _primary_key(user: Any) -> Any:
+    return user.pk if user is not None and user.is_authenticated else None
+
+
+def _instance(view: Any) -> View | None:
+    """Whose ``dispatch`` a decorator of ``method_decorator`` was given."""
+    while view is not None:
+        method = getattr(view, "func", None)
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, View) and getattr(method, "__name__", "") == "dispatch":
+            return owner
+        view = getattr(view, "__wrapped__", None)
+    return None
+
+
+def _dispatch(routes: Any, instance: View, view: Callable[..., Any]) -> Callable[..., Any]:
+    """``dispatch``, with a guard around the method that it calls in the end."""
+
+    @functools.wraps(view)
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = str(request.method).lower()
+        handler = getattr(instance, name, None)
+        outside = frozenset(getattr(view, "_non_atomic_requests", ()))
+        if handler is None:
+            return _atomic(view, outside)(request, *args, **kwargs)
+        is_async = iscoroutinefunction(handler)
+        found = _keyed(routes(is_async), request)  # while nobody has parsed the body
+        if isinstance(found, Answer):
+            return _answered(found)
+        if found is None:
+            call = view if is_async else _atomic(view, outside)
+            return call(request, *args, **kwargs)
+        kind = _guarded_async if is_async else _guarded
+        setattr(instance, name, kind(routes, handler, found))  # an instance serves one request
+        return view(request, *args, **kwargs)
+
+    return guarded
+
+
+Found = tuple[str, Facts, bytes]
+
+
+def _guarded(
+    routes: Any, view: Callable[..., Any], known: Found | None = None
+) -> Callable[..., Any]:
     outside = frozenset(getattr(view, "_non_atomic_requests", ()))
 
     @functools.wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        found = _keyed(routes, request)
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: Routes = routes(False)
+        found = known or _keyed(guard, request)
         if isinstance(found, Answer):
             return _answered(found)
         call = functools.partial(_atomic(view, outside), request, *args, **kwargs)
@@ -239,20 +341,24 @@ def _guarded(routes: Routes, view: Callable[..., Any]) -> Callable[..., Any]:
         def seen() -> Seen[HttpResponse]:
             try:
                 response = call()
-            except _CLIENT_ERRORS as raised:
-                response = response_for_exception(request, raised)
-            return _seen(response, routes.rules.settings.max_answer_bytes)
+            except Exception as raised:  # noqa: BLE001 - what is no answer is raised again
+                response = _answer_to(request, raised)
+            return _seen(request, response, guard.rules.settings.max_answer_bytes)
 
-        given = routes.run(*found, seen)
+        key, facts, body = found
+        given = guard.run(key, facts._replace(source=request), body, seen)
         return _answered(given) if isinstance(given, Answer) else given
 
     return guarded
 
 
-def _guarded_async(routes: AsyncRoutes, view: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_async(
+    routes: Any, view: Callable[..., Any], known: Found | None = None
+) -> Callable[..., Any]:
     @functools.wraps(view)
-    async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        found = _keyed(routes, request)
+    async def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: AsyncRoutes = routes(True)
+        found = known or _keyed(guard, request)
         if isinstance(found, Answer):
             return _answered(found)
         if found is None:
@@ -261,14 +367,30 @@ def _guarded_async(routes: AsyncRoutes, view: Callable[..., Any]) -> Callable[..
         async def seen() -> Seen[HttpResponse]:
             try:
                 response = await view(request, *args, **kwargs)
-            except _CLIENT_ERRORS as raised:
-                response = response_for_exception(request, raised)
-            return _seen(response, routes.rules.settings.max_answer_bytes)
+            except Exception as raised:  # noqa: BLE001 - what is no answer is raised again
+                response = _answer_to(request, raised)
+            return _seen(request, response, guard.rules.settings.max_answer_bytes)
 
-        given = await routes.run(*found, seen)
+        key, facts, body = found
+        given = await guard.run(key, facts._replace(source=request), body, seen)
         return _answered(given) if isinstance(given, Answer) else given
 
     return guarded
+
+
+def _rest_view(request: Any) -> Any:
+    """The view of Django REST framework that handles this; ``None`` if it is plain Django."""
+    return (getattr(request, "parser_context", None) or {}).get("view")
+
+
+def _answer_to(request: Any, raised: Exception) -> Any:
+    """What the framework would answer to an error of a view, or the error."""
+    rest = _rest_view(request)
+    if rest is not None:
+        return rest.handle_exception(raised)
+    if isinstance(raised, _CLIENT_ERRORS):
+        return response_for_exception(request, raised)
+    raise raised
 
 
 def _atomic(view: Callable[..., Any], outside: frozenset[str]) -> Callable[..., Any]:
@@ -281,8 +403,9 @@ def _atomic(view: Callable[..., Any], outside: frozenset[str]) -> Callable[..., 
     return inside  # type: ignore[no-any-return]
 
 
-def _keyed(routes: Routes | AsyncRoutes, request: Any) -> tuple[str, Facts, bytes] | Answer | None:
+def _keyed(routes: Routes | AsyncRoutes, request: Any) -> Found | Answer | None:
     """Key, facts and body of a request; an answer to a refused one; ``None``: not guarded."""
+    request = getattr(request, "_request", request)  # REST framework's has Django's inside
     try:
         facts = _facts(routes, request)
         key = None if getattr(request, _MARK, False) else routes.key(facts)
@@ -308,7 +431,10 @@ def _facts(routes: Routes | AsyncRoutes, request: Any) -> Facts:
     return wsgi_facts(request.environ, rules.header, request, request.path.encode())
 
 
-def _seen(response: Any, most: int) -> Seen[HttpResponse]:
+def _seen(request: Any, response: Any, most: int) -> Seen[HttpResponse]:
+    rest = _rest_view(request)
+    if rest is not None:
+        response = rest.finalize_response(request, response)  # chooses how it is rendered
     render = getattr(response, "render", None)
     if render is not None and not response.is_rendered:
         response = render()  # of a template, or by Django REST framework

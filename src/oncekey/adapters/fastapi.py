@@ -42,29 +42,37 @@ understands.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import AnyReceiver, missing, webhook_lifespan
-from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.errors import PolicyError
+from oncekey.http.asgi import IdempotencyMiddleware, claim_now, ready
 from oncekey.http.header import MAX_KEY
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
 try:
     from fastapi import APIRouter, HTTPException, Request, Response
+    from fastapi.concurrency import run_in_threadpool
     from fastapi.routing import APIRoute
 except ImportError as error:
     raise missing("FastAPI", "fastapi") from error
 
 # After it: without FastAPI, the extra to install is not Starlette's.
-from oncekey.adapters.starlette import as_response, receive_webhook
+from oncekey.adapters.starlette import as_answer, as_response, by_state, by_user, receive_webhook
 
 __all__ = [
     "IdempotencyMiddleware",
     "as_response",
+    "by_state",
+    "by_user",
     "idempotent_route",
     "received",
     "webhook_lifespan",
@@ -165,8 +173,10 @@ def idempotent_route(
 ) -> type[APIRoute]:
     """A class of routes that take the ``Idempotency-Key`` header, for ``APIRouter(route_class=)``.
 
-    The header is in the OpenAPI document of the guarded routes. To guard a whole app, use
-    ``app.add_middleware(IdempotencyMiddleware, store=...)``.
+    A key is looked at when all dependencies of the endpoint have let the request through: a replay
+    passes the same authentication as a first call, and ``scope`` finds in ``request.state`` what a
+    dependency put there. The header is in the OpenAPI document of the guarded routes. To guard a
+    whole app, in front of its dependencies: ``app.add_middleware(IdempotencyMiddleware, ...)``.
 
     Args:
         store: An async store, or a URL.
@@ -187,10 +197,10 @@ def idempotent_route(
     methods = {method.upper() for method in given.methods}
 
     class IdempotentRoute(APIRoute):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+        def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
+            super().__init__(path, _after_dependencies(endpoint), **kwargs)
             # Not around self.app: FastAPI calls another one where a router is included.
-            self._guard = IdempotencyMiddleware(super().handle, opened, settings=given)
+            self._guard = _Inside(super().handle, opened, settings=given)
             if not methods.isdisjoint(self.methods or ()):
                 extra = dict(self.openapi_extra or {})
                 described = {
@@ -211,3 +221,27 @@ def idempotent_route(
             await self._guard(scope, receive, send)
 
     return IdempotentRoute
+
+
+class _Inside(IdempotencyMiddleware):
+    inside = True
+
+
+def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint, which claims the key of its request first."""
+    if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+        raise PolicyError("an endpoint that yields can't be replayed: return a StreamingResponse")
+
+    @functools.wraps(endpoint)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        instead = await claim_now()
+        if instead is not None:
+            return as_answer(instead)
+        if is_async(endpoint):
+            return await endpoint(*args, **kwargs)
+        return await run_in_threadpool(endpoint, *args, **kwargs)
+
+    with contextlib.suppress(NameError, TypeError):
+        # FastAPI would look for names in annotations among those of this module.
+        guarded.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
+    return guarded

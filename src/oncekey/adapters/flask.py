@@ -52,12 +52,19 @@ from oncekey.signatures.base import Provider
 from oncekey.stores.urls import connect
 
 try:
-    from flask import Flask, Request, Response, current_app, request, request_started
+    from flask import Flask, Request, Response, current_app, request, request_started, session
     from werkzeug.exceptions import HTTPException
 except ImportError as error:
     raise missing("Flask", "flask") from error
 
-__all__ = ["Webhooks", "as_response", "idempotent", "receive_webhook", "webhook_view"]
+__all__ = [
+    "Webhooks",
+    "as_response",
+    "by_session",
+    "idempotent",
+    "receive_webhook",
+    "webhook_view",
+]
 
 H = TypeVar("H", bound=Handler)
 V = TypeVar("V", bound=Callable[..., Any])
@@ -296,8 +303,13 @@ def idempotent(
 ) -> Callable[[V], V]:
     """Decorate a view that takes the ``Idempotency-Key`` header.
 
-    To guard a whole app: ``app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store)``, with the
-    one of ``oncekey.http.wsgi``. The ``scope`` option is called with Flask's ``request``.
+    Written next to the view, below ``@login_required`` and the like, so that a replay passes them,
+    and every ``before_request`` function, as a first call does. The ``scope`` option is called with
+    Flask's ``request``: ``by_session("user_id")`` is one; with Flask-Login write ``lambda request:
+    current_user.get_id()``, which is ``None`` for nobody.
+
+    To guard a whole app, in front of all of its checks: ``app.wsgi_app =
+    IdempotencyMiddleware(app.wsgi_app, store)``, with the one of ``oncekey.http.wsgi``.
 
     Args:
         store: A sync store, or a URL.
@@ -328,6 +340,15 @@ def idempotent(
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+def by_session(name: str) -> Callable[[Request], Any]:
+    """A scope: the caller is whom the app has put into Flask's signed session by this name.
+
+    Example:
+        >>> guard = idempotent("memory://", scope=by_session("user_id"))
+    """
+    return lambda request: session.get(name)
 
 
 def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:

@@ -40,6 +40,7 @@ from oncekey.receiver import WebhookResponse
 
 try:
     from litestar import MediaType, Request, Response, post
+    from litestar.connection import ASGIConnection
     from litestar.exceptions import InternalServerException
     from litestar.handlers import HTTPRouteHandler
     from litestar.middleware import DefineMiddleware
@@ -135,6 +136,9 @@ def idempotency(
 ) -> DefineMiddleware:
     """Take the ``Idempotency-Key`` header: ``middleware=[...]`` of an app, router or handler.
 
+    A replay passes the guards of its handler, and what stands before this in the lists of
+    middleware, such as authentication.
+
     Args:
         store: An async store, or a URL.
         settings: An ``oncekey.http.Settings``.
@@ -148,5 +152,14 @@ def idempotency(
         >>> app = Litestar([charge], middleware=[idempotency("memory://")])  # doctest: +SKIP
     """
     opened, given = ready(store, settings, options)
-    middleware: Any = IdempotencyMiddleware  # Litestar's own types of messages are narrower
+    middleware: Any = _BeforeReplays  # Litestar's own types of messages are narrower
     return DefineMiddleware(middleware, store=opened, settings=given)
+
+
+class _BeforeReplays(IdempotencyMiddleware):
+    """Litestar runs guards inside of all middleware: a replay has to be shown to them too."""
+
+    async def admit(self, scope: Any) -> None:
+        handler = scope.get("route_handler")
+        if handler is not None:
+            await handler.authorize_connection(connection=ASGIConnection(scope))

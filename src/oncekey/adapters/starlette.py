@@ -26,6 +26,8 @@ receiver)``, then ``return as_response(received)``. Middleware in front may read
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from oncekey.abc import AsyncStore
@@ -40,23 +42,29 @@ from oncekey.adapters._webhooks import (
 )
 from oncekey.adapters.asgi import WebhookApp, request_url
 from oncekey.errors import PolicyError
+from oncekey.http.answer import Answer
 from oncekey.http.asgi import IdempotencyMiddleware, ready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
 try:
+    from starlette.authentication import SimpleUser
     from starlette.middleware import Middleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
-    from starlette.routing import Route
+    from starlette.routing import Route, request_response
 except ImportError as error:
     raise missing("Starlette", "starlette") from error
 
 __all__ = [
     "IdempotencyMiddleware",
     "WebhookApp",
+    "as_answer",
     "as_response",
+    "by_state",
+    "by_user",
     "idempotency",
+    "idempotent",
     "receive_webhook",
     "webhook_lifespan",
     "webhook_route",
@@ -129,6 +137,10 @@ def idempotency(
 ) -> Middleware:
     """Take the ``Idempotency-Key`` header: in an app, below a mount, or at one route.
 
+    A replay passes what stands outside of it, such as ``AuthenticationMiddleware`` of the app when
+    this is at a route, or after that one in the app's list. It does not pass decorators of the
+    endpoint, such as ``@requires``: for those, see ``idempotent``.
+
     Args:
         store: An async store, or a URL.
         settings: An ``oncekey.http.Settings``.
@@ -145,3 +157,74 @@ def idempotency(
     opened, given = ready(store, settings, options)
     middleware: Any = IdempotencyMiddleware
     return Middleware(middleware, opened, settings=given)
+
+
+def idempotent(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate an endpoint that takes the ``Idempotency-Key`` header. Takes what the other takes.
+
+    Written below ``@requires`` and the like, so that a replay passes them as a first call does.
+
+    Example:
+        >>> @idempotent("memory://", required=True)
+        ... async def charge(request):
+        ...     return Response("charged", 201)
+    """
+    opened, given = ready(store, settings, options)
+
+    def decorate(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        guard: Any = IdempotencyMiddleware(request_response(endpoint), opened, settings=given)
+
+        @functools.wraps(endpoint)
+        async def guarded(request: Request) -> Any:
+            return guard  # an app in the place of a response, which Starlette then calls
+
+        return guarded
+
+    return decorate
+
+
+def as_answer(answer: Answer) -> Response:
+    """A replay or a refusal, as a response."""
+    response = Response(answer.body, answer.status)
+    said = [field for field in response.raw_headers if field[0] == b"content-length"]
+    response.raw_headers = [*answer.headers, *said]
+    return response
+
+
+def by_user(scope: Any) -> Any:
+    """A scope: the caller is the user that ``AuthenticationMiddleware`` found.
+
+    Takes the user's ``identity``, which must be its own: two users of one name are two.
+
+    Raises:
+        PolicyError: No authentication ran outside of this, or its users have no ``identity``.
+
+    Example:
+        >>> keys = idempotency("memory://", scope=by_user)
+    """
+    if "user" not in scope:
+        raise PolicyError("by_user: put AuthenticationMiddleware outside of the guard")
+    user = scope["user"]
+    if not user.is_authenticated:
+        return None
+    if isinstance(user, SimpleUser):
+        return user.username
+    try:
+        return user.identity
+    except (AttributeError, NotImplementedError):
+        raise PolicyError(f"by_user: give {type(user).__name__} an identity") from None
+
+
+def by_state(name: str) -> Callable[[Any], Any]:
+    """A scope: the caller is whom your authentication put into ``request.state`` by this name.
+
+    Example:
+        >>> keys = idempotency("memory://", scope=by_state("user_id"))
+    """
+
+    def scope(connection: Any) -> Any:
+        return connection.get("state", {}).get(name)
+
+    return scope

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 from oncekey._core.call import Job, agive_up, arecord, guarded
@@ -27,7 +28,7 @@ from oncekey.http.settings import Settings
 from oncekey.policy import milliseconds
 from oncekey.stores.urls import aconnect
 
-__all__ = ["IdempotencyMiddleware", "ready"]
+__all__ = ["IdempotencyMiddleware", "claim_now", "ready"]
 
 logger = logging.getLogger("oncekey")
 
@@ -63,6 +64,24 @@ def ready(
     return opened, checked
 
 
+LATER: ContextVar[Callable[[], Awaitable[Answer | None]] | None] = ContextVar(
+    "oncekey_later", default=None
+)
+
+
+async def claim_now() -> Answer | None:
+    """Claim the key of the request that is being handled, where that was left to its endpoint.
+
+    Returns:
+        What to answer instead of running; ``None``: go on.
+    """
+    later = LATER.get()
+    if later is None:
+        return None
+    LATER.set(None)
+    return await later()
+
+
 class IdempotencyMiddleware:
     """Runs each keyed request once, and replays its answer to every retry.
 
@@ -82,6 +101,8 @@ class IdempotencyMiddleware:
         ...     await send({"type": "http.response.body", "body": b"made"})
         >>> guarded = IdempotencyMiddleware(app, "memory://")
     """
+
+    inside = False  # whether the application calls claim_now, after its own checks
 
     def __init__(
         self,
@@ -104,13 +125,16 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         facts = asgi_facts(scope, rules.header_name, scope)
+        instead: Answer | None = None
         try:
             key = rules.key(facts)
             if key is not None:
-                caller = await aidentify(rules, self.store, facts)
+                # Who is nobody is refused before a body is read, unless that is known later.
+                caller = None if self.inside else await aidentify(rules, self.store, facts)
                 body = await asgi_body(receive, rules.settings.max_body_bytes, facts.length)
-                job = rules.job(key, caller, facts, body)
-                opened = await aenter(rules, self.store, job, facts)
+                exchange = _Exchange(self, key, facts, receive, send, body)
+                if caller is not None:
+                    instead = await exchange.open(caller)
         except Refusal as no:
             await _send(send, rules.refusal(no))
             return
@@ -119,15 +143,17 @@ class IdempotencyMiddleware:
         # Not in the block above: what the application raises is its own affair.
         if key is None:
             await self.app(scope, receive, send)
-        elif isinstance(opened, Claim):
-            exchange = _Exchange(self, facts, job, opened, receive, send, body)
+        elif instead is None:
             await self._run(exchange, scope)
         else:
-            await _send(send, opened)
+            await self.admit(scope)
+            await _send(send, instead)
+
+    async def admit(self, scope: ASGIScope) -> None:
+        """Called before a replay, for frameworks whose own checks are inside of this."""
 
     async def _run(self, exchange: _Exchange, scope: ASGIScope) -> None:
-        """Run the application, as the one that holds the key."""
-        job, claim, send = exchange.job, exchange.claim, exchange.real_send
+        """Run the application, as the one that holds the key, or will."""
         child = {**scope, MARK: True}
         extensions = scope.get("extensions")
         if extensions:
@@ -135,23 +161,32 @@ class IdempotencyMiddleware:
                 name: value for name, value in extensions.items() if name not in BYPASSES
             }
         try:
-            with guarded(self.store, job, claim) as beat:
-                exchange.beat = beat
+            with exchange.held:
+                if exchange.claim is not None:
+                    exchange.hold(exchange.claim)
+                else:
+                    # What the framework's checks find out stands in the scope that they are given.
+                    exchange.facts = exchange.facts._replace(source=child)
+                    LATER.set(exchange.open_inside)
                 await self.app(child, exchange.receive, exchange.send)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key
         except BaseException as error:
+            claim = exchange.claim
+            if claim is None:
+                raise
             if exchange.began_to_answer:
                 await exchange.record(None)  # the client has seen a status: it counts
             elif not exchange.recorded:
-                await agive_up(self.store, job, claim, error)
+                await agive_up(self.store, exchange.job, claim, error)
                 if isinstance(error, ClaimLostError) and claim.lost:
-                    await _send(send, self.rules.refusal(self.rules.failure(error)))
+                    told = self.rules.refusal(self.rules.failure(error))
+                    await _send(exchange.real_send, told)
                     return
             if isinstance(error, ClaimLostError) and claim.lost:
                 return  # stopped in the middle of its answer, which ends here
             raise
-        if not exchange.recorded and exchange.start is not None:
+        if exchange.claim is not None and not exchange.recorded and exchange.start is not None:
             await exchange.record(None)  # the application stopped halfway, as if it was done
             await exchange.begin()
 
@@ -169,8 +204,10 @@ class _Exchange:
         "given",
         "gone_at",
         "grace",
+        "held",
         "instead",
         "job",
+        "key",
         "parts",
         "real_receive",
         "real_send",
@@ -179,14 +216,16 @@ class _Exchange:
         "size",
         "start",
         "store",
+        "whole",
     )
+
+    job: Job  # once it is opened
 
     def __init__(
         self,
         middleware: IdempotencyMiddleware,
+        key: str,
         facts: Facts,
-        job: Job,
-        claim: Claim,
         receive: Receive,
         send: Send,
         body: bytes,
@@ -195,12 +234,14 @@ class _Exchange:
         self.grace = middleware.grace
         self.gone_at: float | None = None  # when it was first seen that the client is gone
         self.store = middleware.store
+        self.key = key
         self.facts = facts
-        self.job = job
-        self.claim = claim
+        self.claim: Claim | None = None
+        self.held = contextlib.ExitStack()
         self.real_receive = receive
         self.real_send = send
         self.body = body
+        self.whole = body
         self.beat: Any = None
         self.given = False
         self.start: Message | None = None
@@ -210,6 +251,34 @@ class _Exchange:
         self.recorded = False
         self.finished: asyncio.Event | None = None
         self.instead: Answer | None = None  # what to answer in place of what the application said
+
+    async def open(self, caller: tuple[str, str]) -> Answer | None:
+        """Claim the key; or what to answer instead.
+
+        Raises:
+            Refusal: It can't be had.
+        """
+        self.job = self.rules.job(self.key, caller, self.facts, self.whole)
+        self.whole = b""
+        opened = await aenter(self.rules, self.store, self.job, self.facts)
+        if isinstance(opened, Answer):
+            return opened
+        self.claim = opened
+        return None
+
+    def hold(self, claim: Claim) -> None:
+        """Keep the claim alive until the application is done."""
+        self.beat = self.held.enter_context(guarded(self.store, self.job, claim))
+
+    async def open_inside(self) -> Answer | None:
+        """``open`` and ``hold``, when the framework has let the request through."""
+        try:
+            instead = await self.open(await aidentify(self.rules, self.store, self.facts))
+        except Refusal as no:
+            return self.rules.refusal(no)
+        if self.claim is not None:
+            self.hold(self.claim)
+        return instead
 
     async def receive(self) -> Message:
         """The body; then whatever comes after it."""
@@ -233,7 +302,7 @@ class _Exchange:
 
         ``None``: until its answer is complete.
         """
-        if self.recorded or self.parts is None:
+        if self.recorded or self.parts is None or self.claim is None:
             return 0
         if self.grace is None:
             return None
@@ -244,6 +313,9 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         """What the application answers."""
+        if self.claim is None:
+            await self.real_send(message)
+            return
         if self.instead is not None:
             return
         kind = message["type"]
@@ -308,7 +380,7 @@ class _Exchange:
 
     async def record(self, body: bytes | None) -> None:
         """Record the answer, before its last part leaves."""
-        if self.recorded:
+        if self.recorded or self.claim is None:
             return
         self.recorded = True
         if self.finished is not None:

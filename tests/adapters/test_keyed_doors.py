@@ -1,0 +1,150 @@
+"""A replay passes the same authentication and permissions as a first call, in every framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp.test_utils import TestServer
+from tests.adapters import door_sites
+from tests.adapters.webhook_sites import ROOT
+
+from oncekey import MemoryBackend, MemoryStore
+
+Pay = Callable[[str | None], Any]
+
+
+@pytest.fixture(autouse=True)
+def nobody_banned() -> Iterator[None]:
+    yield
+    door_sites.BANNED.clear()
+
+
+def told(reply: httpx.Response) -> str:
+    replayed = " replayed" if reply.headers.get("idempotent-replayed") == "true" else ""
+    return f"{reply.status_code}{replayed}"
+
+
+def headers(user: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": "k"} | ({} if user is None else {"X-Login": user})
+
+
+@asynccontextmanager
+async def served(kind: str, calls: list[str]) -> AsyncIterator[httpx.AsyncClient]:
+    def charge() -> dict[str, Any]:
+        calls.append(kind)
+        return {"charge": len(calls)}
+
+    made = getattr(door_sites, f"{kind}_app")
+    if kind == "aiohttp":
+        async with (
+            TestServer(made(MemoryBackend(), charge)) as server,
+            httpx.AsyncClient(base_url=str(server.make_url("/")), verify=False) as client,
+        ):
+            yield client
+        return
+    transport = httpx.ASGITransport(made(MemoryBackend(), charge))
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        yield client
+
+
+async def scenario(pay: Pay) -> list[str]:
+    seen = [told(await pay(user)) for user in ("ann", "ann", None, "bob")]
+    door_sites.BANNED.add("ann")
+    seen.append(told(await pay("ann")))
+    door_sites.BANNED.clear()
+    return [*seen, told(await pay("ann"))]
+
+
+EXPECTED = ["201", "201 replayed", "401", "201", "403", "201 replayed"]
+
+
+@pytest.mark.parametrize("kind", ["fastapi", "litestar", "aiohttp"])
+async def test_a_replay_passes_the_frameworks_own_door(kind: str) -> None:
+    """Signed out: the framework's 401. Banned since: its 403. Another user: a charge of its own."""
+    calls: list[str] = []
+    async with served(kind, calls) as client:
+
+        async def pay(user: str | None) -> httpx.Response:
+            reply = await client.post("/charges", headers=headers(user))
+            if reply.status_code in (401, 403):
+                assert "urn:oncekey" not in reply.text
+            return reply
+
+        assert await scenario(pay) == EXPECTED
+    assert len(calls) == 2
+
+
+async def test_starlette_endpoints_are_decorated_inside_requires() -> None:
+    """``@requires`` above ``@idempotent`` holds for replays: 403, which is its way to say no."""
+    calls: list[str] = []
+    async with served("starlette", calls) as client:
+        pay: Pay = lambda user: client.post("/charges", headers=headers(user))  # noqa: E731
+        assert await scenario(pay) == [*EXPECTED[:2], "403", *EXPECTED[3:]]
+    assert len(calls) == 2
+
+
+async def test_starlette_middleware_of_a_route_is_inside_authentication() -> None:
+    """It knows the user, and refuses nobody's keys; what decorators say, a replay does not see."""
+    calls: list[str] = []
+
+    def charge() -> dict[str, Any]:
+        calls.append("one")
+        return {}
+
+    app = door_sites.starlette_app(MemoryBackend(), charge, decorated=False)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://shop"
+    ) as client:
+        pay: Pay = lambda user: client.post("/charges", headers=headers(user))  # noqa: E731
+        assert await scenario(pay) == [*EXPECTED[:4], "201 replayed", "201 replayed"]
+        nobody = await pay(None)
+        assert nobody.json()["type"] == "urn:oncekey:problem:caller-unknown"
+    assert len(calls) == 2
+
+
+async def test_flask_views_are_decorated_inside_their_login() -> None:
+    """``@login_required`` above ``@idempotent`` holds for replays, and the session names users."""
+    calls: list[str] = []
+
+    def charge() -> dict[str, Any]:
+        calls.append("one")
+        return {}
+
+    app = door_sites.flask_app(MemoryStore(), charge)
+
+    async def pay(user: str | None) -> httpx.Response:
+        with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
+            return client.post("/charges", headers=headers(user))
+
+    assert await scenario(pay) == EXPECTED
+    assert len(calls) == 2
+
+
+def test_django_views_are_guarded_inside_their_permissions(tmp_path: Path) -> None:
+    """Functions, classes, REST framework, sync and async: its 403 to nobody and to who lost it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.door_django", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    calls, refused = seen.pop("calls"), seen.pop("refused")
+    expected = ["201", "201 replayed", "403", "201", "403", "201 replayed"]
+    assert seen == dict.fromkeys(seen, expected)
+    assert sorted(calls) == sorted([*seen] * 2)
+    assert len(refused) == 3
+    assert all("dispatch" in text for text in refused)
