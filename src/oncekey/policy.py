@@ -43,6 +43,8 @@ class Policy:
             third of this.
         wait: How long a duplicate waits for the first call's answer. 0: it is told at once
             that the call is in flight.
+        max_waiters: How many duplicates of one key wait at a time in a process. One more is told at
+            once that the call is in flight. ``None``: any number.
         max_run: How long a live worker may keep renewing. ``None``: as long as it lives.
         max_answer_bytes: Larger answers are not kept: the work still counts as done.
         skew: How far past its end an answer still replays.
@@ -57,6 +59,7 @@ class Policy:
     ttl: Duration = DAY
     lease: Duration = 30
     wait: Duration = 60
+    max_waiters: int | None = None
     max_run: Duration | None = None
     max_answer_bytes: int = 1_048_576
     skew: Duration = 0
@@ -69,6 +72,8 @@ class Policy:
         milliseconds(self.wait, "wait")
         if self.max_run is not None:
             milliseconds(self.max_run, "max_run", least=1)
+        if self.max_waiters is not None and self.max_waiters < 0:
+            raise PolicyError(f"max_waiters can't be negative, got {self.max_waiters}")
         if self.max_answer_bytes < 0:
             raise PolicyError(f"max_answer_bytes can't be negative, got {self.max_answer_bytes}")
 

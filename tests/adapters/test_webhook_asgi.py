@@ -14,7 +14,7 @@ import pytest
 from tests.adapters.hooks import PATIENCE, Hook, make_hook, signed
 from tests.adapters.sites import listening, no_errors, serve_asgi
 
-from oncekey.adapters import _webhooks
+from oncekey.adapters import _threads, _webhooks
 from oncekey.adapters._webhooks import deliver, webhook_lifespan
 from oncekey.adapters.asgi import WebhookApp, request_url
 from oncekey.errors import OncekeyError
@@ -252,11 +252,11 @@ async def test_waiting_copies_leave_the_loops_threads_alone() -> None:
     gate = hook.gates["evt_1"] = threading.Event()
     request = signed(hook, "evt_1")
     copies = [
-        asyncio.create_task(deliver(hook.receiver, *request)) for _ in range(_webhooks.THREADS)
+        asyncio.create_task(deliver(hook.receiver, *request)) for _ in range(_threads.THREADS)
     ]
     assert await asyncio.to_thread(hook.started.get, timeout=PATIENCE) == "evt_1"
     async with asyncio.timeout(PATIENCE):
-        assert await asyncio.to_thread(threading.active_count) > _webhooks.THREADS
+        assert await asyncio.to_thread(threading.active_count) > _threads.THREADS
     gate.set()
     assert {(await copy).status for copy in copies} == {200}
     assert hook.ids("evt") == ["evt_1"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from oncekey._core import calls
+from oncekey._core import calls, waiters
 from oncekey._core.calls import PendingCall
 from oncekey._core.drive import Flow, Op, Pause
 from oncekey.errors import ClaimLostError, StoreError
@@ -65,6 +65,7 @@ class Plan:
     max_run: float | None
     max_answer_bytes: int
     retry_safe: bool
+    max_waiters: int | None = None
     monotonic: Callable[[], float] = time.monotonic
 
     @classmethod
@@ -77,6 +78,7 @@ class Plan:
             max_run=None if max_run is None else milliseconds(max_run, "max_run") / 1000,
             max_answer_bytes=policy.max_answer_bytes,
             retry_safe=policy.retry_safe,
+            max_waiters=policy.max_waiters,
         )
 
 
@@ -285,45 +287,49 @@ def acquire(
     begun = sent = monotonic()
     look = FIRST_LOOK
     waited = False
-    while True:
-        op = Op("claim", (key, owner, fingerprint, terms))
-        reply: ClaimReply
-        try:
-            reply = yield op
-        except StoreError as error:
-            if not error.retryable:
-                raise
-            sent = monotonic()
-            reply = yield op  # the first may have been won: the same owner wins it again
-        if reply.verdict is Verdict.WON:
-            claim = won(key, owner, reply, plan, operation, begun, store)
-            # A reply can arrive after its lease is over (a stopped process, a slow network).
-            # Starting then would run beside whoever took over.
-            fresh = terms.lease_ms / 1000 * 0.9
-            held = True
-            while held and monotonic() - sent >= fresh:
+    try:
+        while True:
+            op = Op("claim", (key, owner, fingerprint, terms))
+            reply: ClaimReply
+            try:
+                reply = yield op
+            except StoreError as error:
+                if not error.retryable:
+                    raise
                 sent = monotonic()
-                held = yield from renew(claim)
-            if held:
-                claim.leased_at = sent
-                _tell_acquired(claim, waited, monotonic() - begun)
-                return claim
+                reply = yield op  # the first may have been won: the same owner wins it again
+            if reply.verdict is Verdict.WON:
+                claim = won(key, owner, reply, plan, operation, begun, store)
+                # A reply can arrive after its lease is over (a stopped process, a slow network).
+                # Starting then would run beside whoever took over.
+                fresh = terms.lease_ms / 1000 * 0.9
+                held = True
+                while held and monotonic() - sent >= fresh:
+                    sent = monotonic()
+                    held = yield from renew(claim)
+                if held:
+                    claim.leased_at = sent
+                    _tell_acquired(claim, waited, monotonic() - begun)
+                    return claim
+                sent = monotonic()
+                continue
+            if reply.verdict is not Verdict.IN_FLIGHT:
+                break
+            if held_here(key, store, reply):
+                reply = reply._replace(own=True)
+                break
+            now = monotonic()
+            left = begun + plan.wait - now
+            if left <= 0 or not (waited or waiters.join(key, store, plan.max_waiters)):
+                break
+            waited = True
+            pause = min(look * random.uniform(0.7, 1.3), left)  # noqa: S311 - jitter, not a secret
+            yield Pause(key, min(pause, reply.lease_ms / 1000 + 0.001))
+            look = min(look * 2, poll)
             sent = monotonic()
-            continue
-        if reply.verdict is not Verdict.IN_FLIGHT:
-            break
-        if held_here(key, store, reply):
-            reply = reply._replace(own=True)
-            break
-        now = monotonic()
-        left = begun + plan.wait - now
-        if left <= 0:
-            break
-        waited = True
-        pause = min(look * random.uniform(0.7, 1.3), left)  # noqa: S311 - jitter, not a secret
-        yield Pause(key, min(pause, reply.lease_ms / 1000 + 0.001))
-        look = min(look * 2, poll)
-        sent = monotonic()
+    finally:
+        if waited:
+            waiters.leave(key, store)
     if listening():
         spent = monotonic() - begun
         if waited:

@@ -5,13 +5,13 @@ A handler is ``handler(params, caller)``, as ``IdempotencyStore.wrap`` takes it.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from oncekey._core.call import is_async
+from oncekey.adapters._threads import in_thread
 from oncekey.adcp import error_envelope, is_error, with_envelope
 from oncekey.errors import OncekeyError
 
@@ -49,7 +49,7 @@ async def answer_to(
         if is_async(handler):
             value = await handler(params, who)
         else:
-            value = await resolved(await asyncio.to_thread(handler, params, who))
+            value = await resolved(await in_thread("tool", handler, params, who))
         answer = _as_json(value)
     except passed_on:
         raise

@@ -7,15 +7,12 @@ limit is passed; calls the receiver, in an event loop with ``deliver``; and send
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import functools
 import sys
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
+from oncekey.adapters._threads import in_thread
 from oncekey.http.body import ClientGoneError, SlowBodyError, read_chunks
 from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
@@ -57,13 +54,6 @@ TOO_SLOW: Final = WebhookResponse(
     "body_timeout",
 )
 
-THREADS: Final = 32  # of sync receivers, in one event loop; more deliveries wait for their turn
-
-# A copy that waits for another holds a thread, so these are not the loop's own, which resolve
-# names. A pool lives as long as its loop, and so does not outlive a fork.
-_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = (
-    weakref.WeakKeyDictionary()
-)
 # Also keeps the tasks alive: a loop holds them weakly.
 _running: dict[asyncio.Task[WebhookResponse], AnyReceiver] = {}
 
@@ -92,7 +82,7 @@ async def deliver(
     if isinstance(receiver, AsyncWebhookReceiver):
         work = receiver.receive(method, url, headers, body)
     else:
-        work = _in_thread(functools.partial(receiver.receive, method, url, headers, body))
+        work = in_thread("webhook", receiver.receive, method, url, headers, body)
     task = _started(work)
     if task.done():
         return task.result()
@@ -119,14 +109,6 @@ else:
 
 def _ended(task: asyncio.Task[WebhookResponse]) -> None:
     del _running[task]
-
-
-async def _in_thread(function: Callable[[], WebhookResponse]) -> WebhookResponse:
-    loop = asyncio.get_running_loop()
-    pool = _pools.get(loop)
-    if pool is None:
-        pool = _pools[loop] = ThreadPoolExecutor(THREADS, thread_name_prefix="oncekey-webhook")
-    return await loop.run_in_executor(pool, contextvars.copy_context().run, function)
 
 
 def webhook_lifespan(*receivers: AnyReceiver) -> Callable[[Any], AbstractAsyncContextManager[None]]:

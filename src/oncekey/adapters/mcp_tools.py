@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from oncekey._core.call import Job
 from oncekey._core.transact import check_transactional
+from oncekey.adapters._threads import in_thread
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
 from oncekey.guard import AsyncOnce, Once
@@ -70,6 +71,10 @@ def once_tool(
     **options: Any,
 ) -> Callable[[F], F]:
     """Decorate the function of a tool, under ``@server.tool()``.
+
+    A function that is not async becomes one: it runs in a thread of oncekey's own, in asyncio. At
+    most eight copies of one call wait for it there, unless ``max_waiters`` says otherwise; one more
+    is told at once that the call is in flight.
 
     Args:
         once: The guard: ``AsyncOnce`` for an async function, ``Once`` for another.
@@ -133,7 +138,6 @@ def once_tool(
 
             return asynchronous
 
-        @functools.wraps(function)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             work = functools.partial(function, *args, **kwargs)
             try:
@@ -143,7 +147,12 @@ def once_tool(
             except OncekeyError as error:
                 raise ToolError(f"{error.code}: {error}") from error
 
-        return synchronous
+        # Async, so that it does not take the SDK's threads: those serve every sync tool.
+        @functools.wraps(function)
+        async def threaded(*args: Any, **kwargs: Any) -> Any:
+            return await in_thread("tool", functools.partial(synchronous, *args, **kwargs))
+
+        return threaded
 
     return decorate
 

@@ -95,6 +95,8 @@ class Settings:
         ttl: How long an answer is replayed.
         lease: How long a key is held for a worker that died. A live one renews it.
         wait: How long a copy waits for the first one's answer before it is told 409.
+        max_waiters: How many copies of one request wait at a time in a process. One more is told
+            409 at once.
         max_run: How long a live worker may keep its key: a handler that hangs must not keep it for
             ever. ``None``: as long as it runs.
         disconnect_grace: How long an ASGI application is not told that its client has hung up, so
@@ -137,6 +139,7 @@ class Settings:
     ttl: Duration = 86_400
     lease: Duration = 30
     wait: Duration = 0
+    max_waiters: int = 32
     max_run: Duration | None = 900
     disconnect_grace: Duration | None = 10
     retry_after: int = 1
@@ -205,6 +208,7 @@ class Settings:
             ttl=self.ttl,
             lease=self.lease,
             wait=self.wait,
+            max_waiters=self.max_waiters,
             max_run=self.max_run,
             # The body has a limit of its own; headers come on top.
             max_answer_bytes=self.max_answer_bytes + 65_536,
