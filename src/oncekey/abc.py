@@ -353,6 +353,7 @@ class IdempotencyBackend(ABC):
     A subclass with only these three methods works under ``IdempotencyStore`` and
     ``WebhookDedupStore``. It can't claim, so that concurrent duplicates are held apart within one
     process only; a warning says so once. Subclass ``AsyncStore`` as well for the full guarantee.
+    The arguments are passed by position, so that ``scope_key`` may as well be ``principal_id``.
     """
 
     @abstractmethod

@@ -421,3 +421,40 @@ async def test_a_direct_call_raises_the_error_with_its_cause(aonce: AsyncOnce) -
     with pytest.raises(ToolError, match="IDEMPOTENCY_CONFLICT") as refused:
         await refund("o-1", 2)
     assert isinstance(refused.value.__cause__, IdempotencyConflictError)
+
+
+@pytest.mark.parametrize("on_cancel", ["finish", "lease", "release"])
+async def test_a_tool_whose_client_hangs_up(server: MCPServer, on_cancel: Any) -> None:
+    """It goes on and the next call gets its answer; or it is cancelled, as was said."""
+    once = AsyncOnce(MemoryBackend(), wait=0)
+    inside, gate, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+
+    @once_tool(once, key="order", client=local, on_cancel=on_cancel)
+    async def refund(order: str) -> dict[str, int]:
+        runs.append(order)
+        inside.set()
+        await gate.wait()
+        return {"refunds": len(runs)}
+
+    async def watched(order: str) -> dict[str, int]:
+        try:
+            return await refund(order)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    server.tool("refund")(watched)
+    async with Client(server) as client:
+        call = asyncio.create_task(client.call_tool("refund", {"order": "o-1"}))
+        await inside.wait()
+        call.cancel()
+        await gone.wait()
+        gate.set()
+        again = await client.call_tool("refund", {"order": "o-1"})
+        while on_cancel == "finish" and again.is_error:
+            again = await client.call_tool("refund", {"order": "o-1"})
+    if on_cancel == "lease":
+        assert "IDEMPOTENCY_IN_FLIGHT" in text(again)
+    else:
+        assert again.structured_content == {"refunds": 1 if on_cancel == "finish" else 2}

@@ -58,6 +58,7 @@ class Shop:
         return Bought(media_buy_id="mb-9")
 
     async def slow(self, params: Any, context: Any = None) -> dict[str, Any]:
+        self.runs.append("slow")
         self.inside.set()
         assert await asyncio.to_thread(self.gate.wait, PATIENCE)
         return {"done": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,6 +128,31 @@ async def test_a_missing_key_is_an_invalid_request(client: Caller, shop: Shop) -
         assert (error["code"], error["field"]) == ("INVALID_REQUEST", "idempotency_key")
         assert error["recovery"] == "correctable"
     assert shop.runs == []
+
+
+async def test_a_client_that_hangs_up_gets_its_answer_later(shop: Shop) -> None:
+    """The server cancels the request; its handler finishes, and the retry is a replay."""
+    wrapped, gone = shop.handlers["slow"], threading.Event()
+
+    async def watched(params: Any, context: Any) -> Any:
+        try:
+            return await wrapped(params, context)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    shop.handlers["slow"] = watched
+    with serving(server_of(shop).streamable_http_app(stateless_http=True)) as base:
+        client = Caller(f"{base}/mcp", "auto")
+        first = asyncio.create_task(client.call_tool("slow", request()))
+        assert await asyncio.to_thread(shop.inside.wait, PATIENCE)
+        first.cancel()
+        assert await asyncio.to_thread(gone.wait, PATIENCE), "the server did not cancel it"
+        shop.gate.set()
+        while (again := await client.call_tool("slow", request())).is_error:
+            assert error_of(again)["code"] == "IDEMPOTENCY_IN_FLIGHT"
+    assert again.structured_content == {"done": True, "replayed": True, "context": CONTEXT}
+    assert shop.runs == ["slow"]
 
 
 async def test_in_flight_says_when_to_come_back(client: Caller, shop: Shop) -> None:

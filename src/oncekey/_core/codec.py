@@ -1,8 +1,9 @@
 """Answers as bytes: JSON values, Pydantic models and dataclasses, given back as the same type.
 
 One tag byte, then JSON. The tags: ``j`` a JSON value, ``d`` a container as the function declares it
-(``list[Model]``), ``t`` a typed value (the type's name, a newline, the JSON), ``o`` an answer that
-was not kept (the digest of what it was, or nothing).
+(``list[Model]``), ``t`` a typed value (the type's name, a newline, the JSON), ``e`` a JSON value
+with the exact time at which it ends (that, a newline, the JSON), ``o`` an answer that was not kept
+(the digest of what it was, or nothing).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def decode_json(raw: bytes) -> Any:
         raise StoreConfigError(
             "this answer is encrypted: wrap the store with oncekey.encryption.encrypted(...)"
         )
-    if tag == b"t":
+    if tag in (b"t", b"e"):
         body = body.split(b"\n", 1)[1]
     return json.loads(body) if body else None
 

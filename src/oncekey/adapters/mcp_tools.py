@@ -24,13 +24,15 @@ code in front.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any, TypeVar
 
 from oncekey._core.call import Job
-from oncekey._core.transact import check_transactional
+from oncekey._core.profiles import OnCancel, check_on_cancel
+from oncekey._core.transact import check_transactional, in_transaction
 from oncekey.adapters._threads import in_thread
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
@@ -68,6 +70,7 @@ def once_tool(
     client: Client = authenticated_client,
     transactional: bool = False,
     on: Any = None,
+    on_cancel: OnCancel = "finish",
     **options: Any,
 ) -> Callable[[F], F]:
     """Decorate the function of a tool, under ``@server.tool()``.
@@ -86,6 +89,11 @@ def once_tool(
             something that was verified. Each client has its own keys. Default: the access token.
         transactional: Run the tool in a transaction of the store's database. See ``Once``.
         on: Where that transaction is, if not on the store's own connections.
+        on_cancel: What becomes of an async tool whose client hangs up or cancels. ``finish``: it
+            goes on in a task of its own and its answer is stored, for at most ``max_run`` or an
+            hour. ``lease``: it is cancelled, and as what it did is unknown, the key is held until
+            its lease ends. ``release``, which is the same as ``retry_safe``: it is cancelled and
+            the key is free. A transaction is always rolled back.
         **options: Options of ``Policy``.
 
     Raises:
@@ -95,7 +103,10 @@ def once_tool(
     """
     if transactional:
         check_transactional(once.store)
+    if check_on_cancel(on_cancel) == "release":
+        options["retry_safe"] = True
     run: Any = once._run
+    alone: set[asyncio.Task[Any]] = set()  # tools that go on without their client
 
     def decorate(function: F) -> Any:
         context = find_context_parameter(function)
@@ -122,7 +133,10 @@ def once_tool(
                     "auth on, or pass client= to once_tool, on stdio client=lambda context: 'local'"
                 )
             scope = Scope(*named, check_text(who, "client"))
-            return made._replace(key=Key(scope, made.key.name), keeps=_keeps)
+            finishes = on_cancel == "finish" and not made.plan.retry_safe and not in_transaction()
+            return made._replace(
+                key=Key(scope, made.key.name), keeps=_keeps, finishing=alone if finishes else None
+            )
 
         if isinstance(once, AsyncOnce):
 
