@@ -69,8 +69,10 @@ def _let_in(path: Path) -> None:
 class Postgres:
     """One server: start, stop, crash, databases of its own, a clock that can be moved."""
 
-    def __init__(self, *, moved_clock: bool = False, **settings: str) -> None:
-        self.bin = binaries()
+    def __init__(
+        self, *, moved_clock: bool = False, folder: Path | None = None, **settings: str
+    ) -> None:
+        self.bin = folder or binaries()
         _let_in(self.bin)
         self.home = Path(tempfile.mkdtemp(prefix="oncekey-pg-"))
         self.home.chmod(0o755)
@@ -202,9 +204,10 @@ class ClockedPgStore(PgStore, ClockInjectable):
         self.clock = clock
         fetch = self._source.fetch
 
-        def at_that_time(lane: str, sql: str, args: list[Any]) -> list[Any]:
+        def at_that_time(*args: Any, **options: Any) -> list[Any]:
             self.server.clock(stopped_clock(clock()))
-            return fetch(lane, sql, args)
+            rows: list[Any] = fetch(*args, **options)
+            return rows
 
         self._source.fetch = at_that_time  # type: ignore[method-assign]
         return self
@@ -218,9 +221,10 @@ class ClockedPgBackend(PgBackend, ClockInjectable):
     def with_clock(self, clock: Callable[[], float]) -> Self:
         fetch = self._source.fetch
 
-        async def at_that_time(lane: str, sql: str, args: list[Any]) -> list[Any]:
+        async def at_that_time(*args: Any, **options: Any) -> list[Any]:
             self.server.clock(stopped_clock(clock()))
-            return await fetch(lane, sql, args)
+            rows: list[Any] = await fetch(*args, **options)
+            return rows
 
         self._source.fetch = at_that_time  # type: ignore[method-assign]
         return self

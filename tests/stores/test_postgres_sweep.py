@@ -15,7 +15,8 @@ from tests.servers.postgres import Postgres
 
 from oncekey._core.flows import new_owner
 from oncekey.models import Terms, Verdict
-from oncekey.stores.postgres import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES, PgBackend, PgStore
+from oncekey.stores._pg_face import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES
+from oncekey.stores.postgres import PgBackend, PgStore
 
 BRIEF = Terms(lease_ms=1000, ttl_ms=1000)
 HANG = 30

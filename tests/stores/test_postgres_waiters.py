@@ -215,11 +215,11 @@ def test_an_outcome_before_the_first_asked_wakes_the_others(pg_url: str, other: 
         store.now()
         fetch = store._source.fetch
 
-        def slowly(lane: str, text: str, args: list[Any]) -> Any:
-            if "INSERT INTO oncekey_waiters" in text:
+        def slowly(lane: str, text: str, *args: Any, **options: Any) -> Any:
+            if 'INSERT INTO "public".oncekey_waiters' in text:
                 asking.set()
                 assert ask.wait(HANG)
-            return fetch(lane, text, args)
+            return fetch(lane, text, *args, **options)
 
         store._source.fetch = slowly  # type: ignore[method-assign]
         waiters = [

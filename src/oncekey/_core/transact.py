@@ -30,7 +30,12 @@ from oncekey._core.call import (
 from oncekey._core.drive import Flow, Op, Pause, arun, run
 from oncekey._core.flows import FIRST_LOOK, Claim, held_here, new_owner, outer_claim
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
-from oncekey.errors import ClaimLostError, StoreError, TransactionRefusedError
+from oncekey.errors import (
+    ClaimLostError,
+    StoreError,
+    StoreReadOnlyError,
+    TransactionRefusedError,
+)
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Verdict
 
@@ -189,8 +194,10 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
                 _in_hand.give(store, digest)
                 # Nothing has been done yet: what a serialization failure or a lost connection
                 # undid can be begun anew, unless the transaction is the caller's own.
-                again = isinstance(error, StoreError) and error.retryable and not hand.joined
-                if not again or failures >= 2:
+                again = isinstance(error, StoreError) and error.retryable
+                if isinstance(error, StoreReadOnlyError) and not failures:
+                    again = True  # a primary no longer: its successor may be found
+                if not again or hand.joined or failures >= 2:
                     raise
                 failures += 1
                 yield Pause(key, look)

@@ -39,12 +39,17 @@ class AsyncLink(Protocol):
     async def rollback(self) -> None: ...
 
 
-async def async_link(on: Any, close: Close | None = None) -> AsyncLink:
-    """The link for a caller's connection, session, engine, pool or factory of those."""
+async def async_link(
+    on: Any, close: Close | None = None, timeout: float | None = None
+) -> AsyncLink:
+    """The link for a caller's connection, session, engine, pool or factory of those.
+
+    ``timeout``: the seconds to wait for a connection of a pool.
+    """
     kind = kind_of(on)
     if kind == "asyncpg":
         if hasattr(on, "acquire"):
-            return AsyncpgLink(await on.acquire(), on.release)
+            return AsyncpgLink(await on.acquire(timeout=timeout), on.release)
         return AsyncpgLink(on, close)
     if kind == "psycopg" and hasattr(on, "pgconn") and hasattr(on, "cursor"):
         if not hasattr(on, "__aenter__"):
@@ -53,7 +58,7 @@ async def async_link(on: Any, close: Close | None = None) -> AsyncLink:
     if kind == "psycopg_pool":
         if not hasattr(on, "__aenter__"):
             raise _wrong_world(on, "sync")
-        return AsyncPsycopgLink(await on.getconn(), on.putconn)
+        return AsyncPsycopgLink(await on.getconn(timeout), on.putconn)
     if kind == "aiosqlite":
         return AiosqliteLink(on, close)
     if type(on).__name__ == "async_scoped_session":
@@ -71,7 +76,7 @@ async def async_link(on: Any, close: Close | None = None) -> AsyncLink:
     if kind in ("sqlite3", "django"):
         raise _wrong_world(on, "sync")
     if callable(on):
-        return await async_link(on())
+        return await async_link(on(), timeout=timeout)
     raise TransactionRefusedError(
         f"{type(on).__name__} is no connection that oncekey knows: pass an asyncpg Connection, a "
         "psycopg AsyncConnection, a SQLAlchemy AsyncSession or AsyncConnection, an aiosqlite "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -23,10 +24,11 @@ MAX_BATCH = 512
 class Job:
     """One call that waits for its batch; whoever runs the batch fills in ``result`` or ``error``.
 
-    ``method`` is whatever the runner makes of it: a function, or the name of a command.
+    ``method`` is whatever the runner makes of it: a function, or the name of a command. ``begun``
+    is when the call came, on the monotonic clock: its deadline is counted from there.
     """
 
-    __slots__ = ("args", "done", "error", "gate", "method", "promoted", "result")
+    __slots__ = ("args", "begun", "done", "error", "gate", "method", "promoted", "result")
 
     result: Any
     gate: Any
@@ -36,6 +38,7 @@ class Job:
     def __init__(self, method: Any, args: tuple[Any, ...]) -> None:
         self.method = method
         self.args = args
+        self.begun = time.monotonic()
         self.error: BaseException | None = None
 
     def outcome(self) -> Any:
@@ -131,7 +134,8 @@ class ThreadBatch(Forking):
 class LoopBatch:
     """For the tasks of one event loop: calls of one tick go together, later ones in the next batch.
 
-    A task that is cancelled while it waits does not stop the batch that carries its call.
+    A task that is cancelled while it waits does not stop the batch that carries its call; a call
+    that no batch has taken yet is not sent.
 
     Args:
         run: Runs the jobs of a batch and fills each in. What it raises goes to all that it left
@@ -167,8 +171,11 @@ class LoopBatch:
     async def _work(self) -> None:
         try:
             while self._queue:
-                batch, self._queue = self._queue[: self._most], self._queue[self._most :]
+                waiting = [pair for pair in self._queue if not pair[1].done()]
+                batch, self._queue = waiting[: self._most], waiting[self._most :]
                 jobs = [job for job, _ in batch]
+                if not jobs:
+                    break
                 try:
                     await self._run(jobs)
                 except Exception as error:  # noqa: BLE001 - nobody may be left waiting

@@ -11,11 +11,17 @@ from oncekey._core.flows import Plan
 from oncekey._core.payload import fingerprint
 from oncekey._core.transact import AsyncTransaction, ErrorAnswer, Transaction
 from oncekey.abc import AsyncHand, AsyncTransactional, Hand, Transactional
-from oncekey.errors import OncekeyError, StoreError, TransactionRefusedError
+from oncekey.errors import (
+    OncekeyError,
+    StoreError,
+    StoreReadOnlyError,
+    TransactionRefusedError,
+)
 from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
 from oncekey.policy import Policy
 from oncekey.stores._async_links import AsyncLink
-from oncekey.stores._links import Link
+from oncekey.stores._deadlines import Deadline, Late, alimited, end, in_time, limited
+from oncekey.stores._links import Link, raw_connection
 
 __all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions", "driver_error"]
 
@@ -59,41 +65,80 @@ def _named(book: Book, error: Exception) -> Exception:
     cause = driver_error(error)
     if str(getattr(cause, "sqlstate", None) or "").startswith("23"):
         return error  # a constraint of the caller's, checked at the commit
-    if type(cause).__module__.startswith(("django.", "sqlalchemy.")):
+    foreign = type(cause).__module__.startswith(("django.", "sqlalchemy."))
+    if foreign and type(cause).__name__ != "TimeoutError":
         return TransactionRefusedError(f"this can't be used for a transaction: {cause}")
     return book.named(cause)
 
 
-class SqlHand(Hand):
+FLUSHES = 12  # what an ORM sends at the end is the caller's own work: it gets so many times as long
+
+
+class _Timed:
+    """What the sync and the async hand have in common: how long a step may take.
+
+    A step that is late ends the connection, and with it the transaction: what it did is undone,
+    unless it was the commit.
+    """
+
+    _link: Any = None
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def _deadline(self, sent: bool = False, times: int = 1) -> Deadline | None:
+        if self._timeout is None:
+            return None
+        deadline = Deadline(self._timeout * times)
+        deadline.sent = sent
+        return deadline
+
+    def _raw(self) -> Any:
+        timed = self._timeout is not None and self._link is not None
+        return raw_connection(self._link) if timed else None
+
+    def _left(self, error: Exception, raw: Any) -> Exception:
+        """Leave a server that is no primary any more, if the connection is not the caller's."""
+        if isinstance(error, StoreReadOnlyError) and getattr(self._link, "_close", None):
+            end(raw)
+        return error
+
+
+class SqlHand(_Timed, Hand):
     """A hand on a synchronous connection."""
 
-    def __init__(self, link: Callable[[], Link], book: Callable[[], Book]) -> None:
+    def __init__(
+        self, link: Callable[[], Link], book: Callable[[], Book], timeout: float | None = None
+    ) -> None:
+        super().__init__(timeout)
         self._make_link = link
         self._make_book = book
-        self._link: Any = None
         self._book: Any = None
         self.joined = False
 
     def open(self) -> None:
         self._book = self._make_book()
-        link = self._do(self._make_link)
+        self._link = link = self._do(self._make_link)
         try:
             _checked(link, self._book)
             self._do(link.begin)
         except BaseException:
             link.rollback()  # as far as it had begun
             raise
-        self._link = link
-        self.joined = self._link.joined
-        self.target = self._link.target
+        self.joined = link.joined
+        self.target = link.target
 
-    def _do(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _do(self, call: Callable[..., Any], *args: Any, sent: bool = False) -> Any:
+        raw, deadline = self._raw(), self._deadline(sent)
         try:
-            return call(*args)
+            with limited(raw, deadline):
+                return call(*args)
         except OncekeyError:
             raise
         except Exception as error:
-            raise _named(self._book, error) from error
+            if isinstance(error, Late) and deadline is not None:
+                raise deadline.missed() from None
+            raise self._left(_named(self._book, error), raw) from error
 
     def _drive(self, steps: Steps) -> Any:
         try:
@@ -113,7 +158,8 @@ class SqlHand(Hand):
         return bool(self._drive(self._book.complete(key, owner, fence, answer, terms)))
 
     def flush(self) -> None:
-        self._link.flush()
+        with limited(self._raw(), self._deadline(times=FLUSHES)):
+            self._link.flush()
 
     def mark(self) -> None:
         self._do(self._link.savepoint)
@@ -122,32 +168,46 @@ class SqlHand(Hand):
         self._do(self._link.undo)
 
     def commit(self) -> None:
-        self._do(self._link.commit)
+        self._do(self._link.commit, sent=True)
 
     def rollback(self) -> None:
         if self._link is not None:
             self._do(self._link.rollback)
 
 
-class AsyncSqlHand(AsyncHand):
+async def _in_time(
+    raw: Any, deadline: Deadline | None, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any
+) -> Any:
+    async with alimited(raw, deadline):
+        return await call(*args)
+
+
+class AsyncSqlHand(_Timed, AsyncHand):
     """A hand on an asynchronous connection."""
 
     def __init__(
-        self, link: Callable[[], Awaitable[AsyncLink]], book: Callable[[], Awaitable[Book]]
+        self,
+        link: Callable[[], Awaitable[AsyncLink]],
+        book: Callable[[], Awaitable[Book]],
+        timeout: float | None = None,
     ) -> None:
+        super().__init__(timeout)
         self._make_link = link
         self._make_book = book
-        self._link: Any = None
         self._book: Any = None
         self.joined = False
 
     async def open(self) -> None:
         self._book = await self._make_book()
+        deadline = self._deadline()
         try:
-            link = await self._make_link()  # waiting for a pool may be cancelled
+            async with in_time(deadline):
+                self._link = link = await self._make_link()  # waiting for a pool may be cancelled
         except OncekeyError:
             raise
         except Exception as error:
+            if isinstance(error, Late | TimeoutError) and deadline is not None:
+                raise deadline.missed() from None
             raise _named(self._book, error) from error
         try:
             _checked(link, self._book)
@@ -155,18 +215,22 @@ class AsyncSqlHand(AsyncHand):
         except BaseException:
             await _uncancelled(link.rollback())  # as far as it had begun
             raise
-        self._link = link
-        self.joined = self._link.joined
-        self.target = self._link.target
+        self.joined = link.joined
+        self.target = link.target
 
-    async def _do(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+    async def _do(
+        self, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any, sent: bool = False
+    ) -> Any:
         # Never cancelled halfway: nobody could tell whether a BEGIN or COMMIT went through.
+        raw, deadline = self._raw(), self._deadline(sent)
         try:
-            return await _uncancelled(call(*args))
+            return await _uncancelled(_in_time(raw, deadline, call, *args))
         except OncekeyError:
             raise
         except Exception as error:
-            raise _named(self._book, error) from error
+            if isinstance(error, Late) and deadline is not None:
+                raise deadline.missed() from None
+            raise self._left(_named(self._book, error), raw) from error
 
     async def _drive(self, steps: Steps) -> Any:
         try:
@@ -188,7 +252,8 @@ class AsyncSqlHand(AsyncHand):
         return bool(await self._drive(self._book.complete(key, owner, fence, answer, terms)))
 
     async def flush(self) -> None:
-        await _uncancelled(self._link.flush())
+        deadline = self._deadline(times=FLUSHES)
+        await _uncancelled(_in_time(self._raw(), deadline, self._link.flush))
 
     async def mark(self) -> None:
         await self._do(self._link.savepoint)
@@ -197,7 +262,7 @@ class AsyncSqlHand(AsyncHand):
         await self._do(self._link.undo)
 
     async def commit(self) -> None:
-        await self._do(self._link.commit)
+        await self._do(self._link.commit, sent=True)
 
     async def rollback(self) -> None:
         if self._link is not None:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from oncekey.errors import TransactionRefusedError
+from oncekey.stores._deadlines import Deadline, engine_connection
 
-__all__ = ["Link", "kind_of", "pyformat", "sync_link"]
+__all__ = ["Link", "kind_of", "pyformat", "raw_connection", "sync_link"]
 
 
 class Link(Protocol):
@@ -51,8 +52,29 @@ def named_args(args: list[Any]) -> dict[str, Any]:
     return {f"p{number}": value for number, value in enumerate(args, 1)}
 
 
-def sync_link(on: Any, close: Callable[[Any], None] | None = None) -> Link:
-    """The link for a caller's connection, session, engine, pool or factory of those."""
+def raw_connection(link: Any) -> Any:
+    """The driver's connection behind a link, where it is known already; else ``None``."""
+    target = link.target
+    kind = kind_of(target)
+    if kind == "django":
+        return target.connection
+    if kind != "sqlalchemy":
+        return target
+    inner = getattr(link, "_link", link)
+    if inner.raw is None and inner is link:
+        with contextlib.suppress(Exception):  # not connected yet, or no longer
+            if target.in_transaction():
+                inner.raw = inner._connection().connection.driver_connection
+    return inner.raw
+
+
+def sync_link(
+    on: Any, close: Callable[[Any], None] | None = None, timeout: float | None = None
+) -> Link:
+    """The link for a caller's connection, session, engine, pool or factory of those.
+
+    ``timeout``: the seconds to wait for a connection of a pool or engine.
+    """
     kind = kind_of(on)
     if kind == "psycopg" and hasattr(on, "pgconn") and hasattr(on, "cursor"):
         if hasattr(on, "__aenter__"):
@@ -61,7 +83,7 @@ def sync_link(on: Any, close: Callable[[Any], None] | None = None) -> Link:
     if kind == "psycopg_pool":
         if hasattr(on, "__aenter__"):
             raise _wrong_world(on, "async")
-        return PsycopgLink(on.getconn(), on.putconn)
+        return PsycopgLink(on.getconn(timeout), on.putconn)
     if kind == "sqlite3":
         return SQLiteLink(on, close)
     if kind == "django":
@@ -74,13 +96,19 @@ def sync_link(on: Any, close: Callable[[Any], None] | None = None) -> Link:
         if hasattr(on, "sync_session") or hasattr(on, "sync_engine") or _makes_async(on):
             raise _wrong_world(on, "async")
         if hasattr(on, "dialect") and hasattr(on, "begin") and not hasattr(on, "exec_driver_sql"):
-            return AlchemyLink(on.connect(), _close)
+            if timeout is None:
+                return AlchemyLink(on.connect(), _close)
+            return AlchemyLink(engine_connection(on, Deadline(timeout)), _close)
         if hasattr(on, "exec_driver_sql") or hasattr(on, "begin_nested"):
             return AlchemyLink(on, close)
         if callable(on):  # a sessionmaker
-            return AlchemyLink(on(), _close)
+            session = on()
+            if timeout is not None and hasattr(session.get_bind(), "pool"):
+                # The session takes its connection itself: see to it that there is one.
+                engine_connection(session.get_bind(), Deadline(timeout)).close()
+            return AlchemyLink(session, _close)
     elif callable(on):
-        return sync_link(on())
+        return sync_link(on(), timeout=timeout)
     raise TransactionRefusedError(
         f"{type(on).__name__} is no connection that oncekey knows: pass a psycopg Connection, a "
         "SQLAlchemy Session or Connection, django.db.connection or a sqlite3.Connection, or a "
@@ -273,6 +301,7 @@ class AlchemyLink:
         self.joined = False
         self._close = close
         self._stack: list[Any] = []
+        self.raw: Any = None  # the driver's connection, once it is known
         bind = on if hasattr(on, "exec_driver_sql") else on.get_bind()
         self.flavour = bind.dialect.name
         self._driver = bind.dialect.driver
@@ -289,6 +318,7 @@ class AlchemyLink:
         if not self.joined:
             self._stack.append(on.begin())
         connection = self._connection()
+        self.raw = connection.connection.driver_connection
         if self.flavour == "sqlite":
             # SQLAlchemy's begin sends nothing; the file is locked now, not at the first write.
             if not self._in_sqlite_transaction(connection):

@@ -9,11 +9,11 @@ from oncekey.errors import StoreError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Terms
 from oncekey.stores._links import ended_refused
 from oncekey.stores._pg_calls import (
-    CLAIM_IN,
-    COMPLETE_IN,
+    Statements,
     claim_arguments,
     claim_reply,
     complete_arguments,
+    hidden,
 )
 from oncekey.stores._pg_errors import named
 
@@ -25,7 +25,8 @@ class PgBook:
 
     flavour = "postgresql"
 
-    def __init__(self, tenant: str, store_id: str) -> None:
+    def __init__(self, home: Statements, tenant: str, store_id: str) -> None:
+        self._home = home
         self._tenant = tenant
         self._store_id = store_id
         self._transaction = ""
@@ -34,7 +35,9 @@ class PgBook:
         self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
     ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
         args = claim_arguments(self._tenant, key, owner, fingerprint, terms)
-        rows = yield CLAIM_IN, [*args, self._store_id, joined]
+        rows = yield self._home.claim_in, [*args, self._store_id, joined]
+        if not rows:
+            raise hidden(key)
         row = rows[0]
         store_id, isolation, transaction = row[10:]
         if store_id != self._store_id:
@@ -55,7 +58,7 @@ class PgBook:
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
         args = complete_arguments(self._tenant, key, owner, fence, answer, terms)
-        rows = yield COMPLETE_IN, [*args, self._transaction]
+        rows = yield self._home.complete_in, [*args, self._transaction]
         if rows and rows[0][2] != self._transaction:
             raise ended_refused("connection")
         return bool(rows) and rows[0][1] is True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import hashlib
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,18 +16,17 @@ from oncekey.stores._batching import Job
 from oncekey.stores.sql import load_statements
 
 __all__ = [
-    "CLAIM_IN",
-    "COMPLETE_IN",
-    "MANY",
-    "ONE",
     "SQL",
     "Contention",
     "Statement",
+    "Statements",
     "claim_arguments",
     "claim_reply",
     "complete_arguments",
+    "hidden",
     "is_fence",
     "run_jobs",
+    "statements_in",
 ]
 
 # Exact to the microsecond for a century, and many times cheaper than the numeric of extract().
@@ -39,10 +41,12 @@ def _for_many(match: re.Match[str]) -> str:
     the index, and keeps it, where else it would plan every call anew.
     """
     columns = [column.split() for column in match[1].split(", ")]
-    arrays = ", ".join(f"${number}::{kind}[]" for number, (_, kind) in enumerate(columns, 2))
+    arrays = ", ".join(
+        f"unnest(${number}::{kind}[])" for number, (_, kind) in enumerate(columns, 2)
+    )
     names = ", ".join(name for name, _ in columns)
     return (
-        f"MATERIALIZED (SELECT * FROM unnest({arrays}) AS a ({names}) "
+        f"MATERIALIZED (SELECT * FROM ROWS FROM ({arrays}) AS a ({names}) "
         "LIMIT cardinality($2::bytea[]))"
     )
 
@@ -63,41 +67,82 @@ def _filled(sql: str, **parts: str) -> str:
     return sql.replace("{now}", f"{_US} / 1000").replace("{us}", _US)
 
 
+_TABLE: Final = re.compile(r"(')?\b(oncekey_(?:records|waiters|state|schema))\b")
+_FUNCTION: Final = re.compile(
+    r"(?<![\w.])(array_agg|bool_or|cardinality|clock_timestamp|count|current_schemas?|"
+    r"current_setting|date_part|encode|format|format_type|max|pg_\w+|to_regclass|unnest)\("
+)
+_TYPE: Final = re.compile(r"::(bytea|regclass|text|tid|uuid)\b")
+
+
+def _sure(sql: str) -> str:
+    """A statement whose functions and types no schema or temporary table can shadow."""
+    return _TYPE.sub(r"::pg_catalog.\1", _FUNCTION.sub(r"pg_catalog.\1(", sql))
+
+
+def _located(sql: str, schema: str) -> str:
+    """A statement on the tables of one schema, whatever the search_path is."""
+    quoted = '"' + schema.replace('"', '""') + '".'
+    text = quoted.replace("'", "''")
+    return _TABLE.sub(lambda at: f"'{text}{at[2]}" if at[1] else quoted + at[2], sql)
+
+
 _STATEMENTS: Final = load_statements("postgres.sql")
 _CALLS: Final = {
     name: _filled(sql, lock="pg_try_advisory_xact_lock_shared", guard="true", told="", taken="")
     for name, sql in _STATEMENTS.items()
     if "{asked" in sql
 }
-MANY: Final = {name: _ASKED.sub(_for_many, sql) for name, sql in _CALLS.items()}
-ONE: Final = {name: _ASKED.sub(_for_one, sql) for name, sql in _CALLS.items()}
-SQL: Final = {name: _filled(sql) for name, sql in _STATEMENTS.items() if name not in _CALLS}
+# As they are before the schema is known: to make it, and to look at it.
+SQL: Final = {name: _sure(_filled(sql)) for name, sql in _STATEMENTS.items() if name not in _CALLS}
 
 # In a caller's transaction. $12: the store's id. $13: it was open before, so that we can't begin it
 # anew when its snapshot turns out to be too old.
 _TOLD: Final = (
     "(SELECT store_id FROM oncekey_state)::text, current_setting('transaction_isolation'), "
 )
-CLAIM_IN: Final = _ASKED.sub(
-    _for_one,
-    _filled(
-        _STATEMENTS["claim"],
-        lock="pg_try_advisory_xact_lock",
-        guard="(SELECT store_id FROM oncekey_state) = $12::uuid AND (NOT $13::boolean OR "
-        "current_setting('transaction_isolation') IN ('read committed', 'read uncommitted'))",
-        told=_TOLD + "NULL::text",
-        taken=_TOLD + "pg_current_xact_id()::text",
-    ),
+_CLAIM_IN: Final = _filled(
+    _STATEMENTS["claim"],
+    lock="pg_try_advisory_xact_lock",
+    guard="(SELECT store_id FROM oncekey_state) IS NOT DISTINCT FROM $12::uuid "
+    "AND (NOT $13::boolean OR current_setting('transaction_isolation') "
+    "IN ('read committed', 'read uncommitted'))",
+    told=_TOLD + "NULL::text",
+    taken=_TOLD + "pg_current_xact_id()::text",
 )
 # $11: the transaction that claimed.
-COMPLETE_IN: Final = _ASKED.sub(
-    _for_one,
-    _filled(
-        _STATEMENTS["complete"],
-        guard="pg_current_xact_id()::text = $11::text",
-        told="pg_current_xact_id()::text",
-    ),
+_COMPLETE_IN: Final = _filled(
+    _STATEMENTS["complete"],
+    guard="pg_current_xact_id()::text = $11::text",
+    told="pg_current_xact_id()::text",
 )
+
+
+class Statements(NamedTuple):
+    """Every statement on the tables of one schema."""
+
+    one: dict[str, str]  # for one call
+    many: dict[str, str]  # for calls that share a round trip
+    sql: dict[str, str]
+    claim_in: str
+    complete_in: str
+
+
+@functools.lru_cache(maxsize=64)
+def statements_in(schema: str) -> Statements:
+    """The statements for the tables of ``schema``."""
+
+    def ready(sql: str, asked: Callable[[re.Match[str]], str]) -> str:
+        return _located(_sure(_ASKED.sub(asked, sql)), schema)
+
+    return Statements(
+        {name: ready(sql, _for_one) for name, sql in _CALLS.items()},
+        {name: ready(sql, _for_many) for name, sql in _CALLS.items()},
+        {name: _located(sql, schema) for name, sql in SQL.items()},
+        ready(_CLAIM_IN, _for_one),
+        ready(_COMPLETE_IN, _for_one),
+    )
+
 
 TRIES: Final = 5
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
@@ -124,13 +169,21 @@ def is_fence(fence: int | None) -> bool:
     return fence is None or -(2**63) <= fence < 2**63
 
 
-def lock_number(digest: bytes) -> int:
-    """The number of a key's advisory lock: the start of its digest."""
+def lock_number(tenant: str, digest: bytes) -> int:
+    """The number of a key's advisory lock: the start of its digest, another for each tenant."""
+    if tenant:
+        digest = hashlib.sha256(tenant.encode() + digest).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
+def _releases_last(group: tuple[tuple[str, Terms | None], list[Job]]) -> bool:
+    return group[0][0] == "release"
+
+
+def run_jobs(home: Statements, tenant: str, jobs: Iterable[Job]) -> Steps:
     """The statements for ``jobs``; fills each of them in.
+
+    Releases go last: one may be of a claim of the same batch, whose caller has gone.
 
     Calls of one kind and one set of terms share a statement. Of several for one key only the first
     is sent where the others' answers follow from its own, else they get a statement of their own.
@@ -139,7 +192,7 @@ def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
     for job in jobs:
         last = job.args[-1]
         groups.setdefault((job.method, last if type(last) is Terms else None), []).append(job)
-    for (kind, terms), group in groups.items():
+    for (kind, terms), group in sorted(groups.items(), key=_releases_last):
         rest = group
         while rest:
             first: dict[bytes, Job] = {}
@@ -156,7 +209,8 @@ def run_jobs(tenant: str, jobs: Iterable[Job]) -> Steps:
                 else:
                     later.append(job)
             # In the order of their keys, so that no two batches lock them in opposite orders.
-            yield from _send(tenant, kind, terms, [first[digest] for digest in sorted(first)])
+            order = [first[digest] for digest in sorted(first)]
+            yield from _send(home, tenant, kind, terms, order)
             for job, lead in also:
                 job.error = lead.error
                 if lead.error is None:
@@ -170,16 +224,23 @@ def _label(scope: Scope) -> str:
     return label if label.isascii() else f"sha256:{scope.hash}"
 
 
-def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job], tries: int = 1) -> Steps:
+def _send(
+    home: Statements,
+    tenant: str,
+    kind: str,
+    terms: Terms | None,
+    jobs: list[Job],
+    tries: int = 1,
+) -> Steps:
     keys = [job.args[0] for job in jobs]
     digests = [key.digest for key in keys]
-    asked, rest = _BUILD[kind](jobs, terms)
+    asked, rest = _BUILD[kind](tenant, jobs, terms)
     columns = [digests, [_label(key.scope) for key in keys], *asked]
     text = "read" if kind == "peek" else kind
     if len(jobs) == 1:
-        statement = Statement(ONE[text], [tenant, *(column[0] for column in columns), *rest])
+        statement = Statement(home.one[text], [tenant, *(column[0] for column in columns), *rest])
     else:
-        statement = Statement(MANY[text], [tenant, *columns, *rest])
+        statement = Statement(home.many[text], [tenant, *columns, *rest])
     try:
         rows = yield statement
     except StoreUnavailableError as error:
@@ -187,15 +248,15 @@ def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job], tries: i
             _fail(jobs, error)
         elif len(jobs) > 1:
             for job in jobs:
-                yield from _send(tenant, kind, terms, [job])
+                yield from _send(home, tenant, kind, terms, [job])
         elif tries < TRIES:  # nothing was done: a fresh statement sees what was in the way
-            yield from _send(tenant, kind, terms, jobs, tries + 1)
+            yield from _send(home, tenant, kind, terms, jobs, tries + 1)
         else:
             _fail(jobs, error)
     except StoreError as error:
         if len(jobs) > 1:  # one bad call must not take its neighbours down
             for job in jobs:
-                yield from _send(tenant, kind, terms, [job])
+                yield from _send(home, tenant, kind, terms, [job])
         else:
             _fail(jobs, error)
     else:
@@ -211,15 +272,15 @@ def _send(tenant: str, kind: str, terms: Terms | None, jobs: list[Job], tries: i
 
 def _fail(jobs: list[Job], error: StoreError) -> None:
     for job in jobs:
-        job.error = type(error)(*error.args)
+        job.error = copy.copy(error)
         job.error.__cause__ = error.__cause__
 
 
 # What is asked after keys and scopes, a list for each column; and the arguments after that.
 
 
-def _locks(jobs: list[Job]) -> list[int]:
-    return [lock_number(job.args[0].digest) for job in jobs]
+def _locks(tenant: str, jobs: list[Job]) -> list[int]:
+    return [lock_number(tenant, job.args[0].digest) for job in jobs]
 
 
 def _column(jobs: list[Job], number: int) -> list[Any]:
@@ -233,33 +294,33 @@ def _claim_terms(terms: Terms) -> list[Any]:
     return [terms.lease_ms, terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky]
 
 
-def _claim(jobs: list[Job], terms: Any) -> Built:
-    return [_column(jobs, 1), _column(jobs, 2), _locks(jobs)], _claim_terms(terms)
+def _claim(tenant: str, jobs: list[Job], terms: Any) -> Built:
+    return [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)], _claim_terms(terms)
 
 
-def _mark(jobs: list[Job], terms: Any) -> Built:
-    return [_locks(jobs)], [terms.ttl_ms, terms.skew_ms, terms.remember_ms]
+def _mark(tenant: str, jobs: list[Job], terms: Any) -> Built:
+    return [_locks(tenant, jobs)], [terms.ttl_ms, terms.skew_ms, terms.remember_ms]
 
 
-def _complete(jobs: list[Job], terms: Any) -> Built:
-    columns = [_column(jobs, 1), _column(jobs, 2), _locks(jobs), _column(jobs, 3)]
+def _complete(tenant: str, jobs: list[Job], terms: Any) -> Built:
+    columns = [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs), _column(jobs, 3)]
     return columns, [terms.ttl_ms, terms.skew_ms + terms.remember_ms, terms.sticky]
 
 
-def _renew(jobs: list[Job], terms: Any) -> Built:
-    columns = [_column(jobs, 1), _column(jobs, 2), _locks(jobs)]
+def _renew(tenant: str, jobs: list[Job], terms: Any) -> Built:
+    columns = [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)]
     return columns, [terms.lease_ms, terms.ttl_ms, terms.sticky]
 
 
-def _release(jobs: list[Job], terms: Any) -> Built:
-    return [_column(jobs, 1), _column(jobs, 2), _locks(jobs)], []
+def _release(tenant: str, jobs: list[Job], terms: Any) -> Built:
+    return [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)], []
 
 
-def _read(jobs: list[Job], terms: Any) -> Built:
+def _read(tenant: str, jobs: list[Job], terms: Any) -> Built:
     return [], []
 
 
-_BUILD: Final[dict[str, Callable[[list[Job], Any], Built]]] = {
+_BUILD: Final[dict[str, Callable[[str, list[Job], Any], Built]]] = {
     "claim": _claim,
     "mark": _mark,
     "complete": _complete,
@@ -297,11 +358,12 @@ def claim_reply(row: Sequence[Any], owner: bytes, fingerprint: bytes, terms: Ter
 def _claimed(job: Job, row: Sequence[Any] | None) -> ClaimReply:
     _, owner, fingerprint, terms = job.args
     if row is None:
-        raise _hidden(job.args[0])
+        raise hidden(job.args[0])
     return claim_reply(row, owner, fingerprint, terms)
 
 
-def _hidden(key: Key) -> StoreError:
+def hidden(key: Key) -> StoreError:
+    """The error for a record that the server did not show."""
     return StoreError(
         f"PostgreSQL gave no row for a key of scope {key.scope.hash}: a row-level security policy "
         "or a trigger hides it from this role. Let the role see its own rows"
@@ -370,9 +432,9 @@ _FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
 def claim_arguments(
     tenant: str, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
 ) -> list[Any]:
-    """What ``CLAIM_IN`` takes for one key, but for the store's id and whose transaction it is."""
+    """What ``claim_in`` takes for one key, but for the store's id and whose transaction it is."""
     digest = key.digest
-    asked = [digest, _label(key.scope), owner, fingerprint, lock_number(digest)]
+    asked = [digest, _label(key.scope), owner, fingerprint, lock_number(tenant, digest)]
     return [tenant, *asked, *_claim_terms(terms)]
 
 
@@ -380,5 +442,5 @@ def complete_arguments(
     tenant: str, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
 ) -> list[Any]:
     """What the statement ``complete`` takes for one key."""
-    columns, rest = _complete([Job("complete", (key, owner, fence, answer, terms))], terms)
+    columns, rest = _complete(tenant, [Job("complete", (key, owner, fence, answer, terms))], terms)
     return [tenant, key.digest, _label(key.scope), *(column[0] for column in columns), *rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Final
 
 from oncekey.errors import (
@@ -9,19 +10,31 @@ from oncekey.errors import (
     StoreError,
     StoreFullError,
     StoreReadOnlyError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 from oncekey.stores._links import aborted_refused, autocommit_refused
 from oncekey.stores._pg_calls import Contention
 
-__all__ = ["bad_address", "named", "unreadable"]
+__all__ = ["bad_address", "bad_certificate", "named", "unreadable"]
 
 _DRIVERS: Final = ("psycopg", "asyncpg")
 _MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
 
 
+def _about_certificates(error: BaseException | None) -> bool:
+    """Whether TLS failed. That is decided on our side, so that there is no SQLSTATE for it."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) or "certificate" in str(error):
+            return not getattr(error, "sqlstate", None)
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def unreadable(error: BaseException) -> bool:
     """Whether a driver could make nothing of the address it was given."""
+    if _about_certificates(error):
+        return False
     return isinstance(error, ValueError) or type(error).__name__ in (
         "ProgrammingError",
         "ClientConfigurationError",
@@ -36,10 +49,34 @@ def bad_address() -> StoreConfigError:
     )
 
 
+def bad_certificate() -> StoreConfigError:
+    """The error for TLS that failed."""
+    return StoreConfigError(
+        "the TLS certificate of PostgreSQL, or our own, was not accepted or not found: check "
+        "sslrootcert, sslcert and sslkey in the URL, that the certificate is for this host, and "
+        "that it has not expired"
+    )
+
+
+def _pool_is_empty(error: BaseException) -> bool:
+    kind = type(error)
+    package = kind.__module__.partition(".")[0]
+    return (package, kind.__name__) in (
+        ("psycopg_pool", "PoolTimeout"),
+        ("sqlalchemy", "TimeoutError"),
+    )
+
+
 def named(error: BaseException) -> StoreError:
     """The error to raise for what a driver raised."""
     if isinstance(error, StoreError):
         return error
+    if _pool_is_empty(error):
+        return StoreTimeoutError(
+            "no connection of the pool became free in time: make the pool larger, hold "
+            "connections for a shorter time, or raise timeout=. Nothing was sent",
+            outcome_known=True,
+        )
     state = getattr(error, "sqlstate", None) or ""
     if state in _MISSING:
         return StoreConfigError(
@@ -50,8 +87,20 @@ def named(error: BaseException) -> StoreError:
         return StoreConfigError(
             "this role may not use the tables of oncekey: GRANT USAGE ON their schema; GRANT "
             "SELECT, INSERT, UPDATE, DELETE ON oncekey_records, oncekey_waiters; GRANT SELECT, "
-            "UPDATE ON oncekey_state; GRANT SELECT ON oncekey_schema. With row-level security the "
-            "store's tenant must be the name of the role"
+            "UPDATE (page) ON oncekey_state; GRANT SELECT ON oncekey_schema. With row-level "
+            "security the store's tenant must be the name of the role"
+        )
+    if state in ("26000", "42P05"):
+        return StoreConfigError(
+            "PostgreSQL does not know a prepared statement of this connection, or has it already: "
+            "a pooler lends each transaction another one. Pass prepare=False to the store (asyncpg "
+            "pools: statement_cache_size=0)"
+        )
+    if state in ("25P03", "25P04"):
+        return StoreUnavailableError(
+            "PostgreSQL ended the transaction, which was open or idle for too long "
+            "(idle_in_transaction_session_timeout or transaction_timeout): nothing of it was "
+            "committed. Try again, and do long work before the transaction"
         )
     if state == "25P02":
         return aborted_refused()
@@ -78,6 +127,8 @@ def named(error: BaseException) -> StoreError:
             "PostgreSQL gave up this change in favour of another (deadlock, serialization, lock or "
             "statement timeout): try again"
         )
+    if not state and _about_certificates(error):
+        return bad_certificate()
     lost = isinstance(error, OSError) or type(error).__module__.startswith(_DRIVERS)
     if (lost and not state) or state.startswith(("08", "57", "53")):
         return StoreUnavailableError(

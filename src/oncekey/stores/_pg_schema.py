@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from oncekey.errors import StoreConfigError
-from oncekey.stores._pg_calls import SQL, Statement
+from oncekey.stores._pg_calls import SQL, Statement, Statements, statements_in
 
 __all__ = ["MIGRATIONS", "Migration", "check", "migrate", "printed", "script"]
 
@@ -145,14 +145,16 @@ def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
-    """Look at the schema. Gives the store's id.
+def check(
+    tenant: str,
+) -> Generator[Statement, Sequence[Sequence[Any]], tuple[str, Statements]]:
+    """Look at the schema. Gives the store's id, and the statements for where its tables are.
 
     Raises:
         StoreConfigError: Something is missing or has drifted; names what, and the fix.
     """
     rows = yield Statement(SQL["inspect"], [])
-    records, waiters, state, versions, columns, primary, secured, unlogged, role, _ = (
+    records, waiters, state, versions, columns, primary, secured, unlogged, role, schema = (
         _text(value) for value in rows[0]
     )
     fix = "run 'oncekey migrate URL', or call create_schema() on the store"
@@ -184,7 +186,8 @@ def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
         raise StoreConfigError(
             f"oncekey_records has drifted: {'; '.join(drift)}. Undo that, or {fix} on a fresh table"
         )
-    done = yield Statement(SQL["versions"], [])
+    home = statements_in(schema)
+    done = yield Statement(home.sql["versions"], [])
     have_versions = {(int(row[0]), str(_text(row[1]))) for row in done}
     lacking = [one for one in MIGRATIONS if one.step == "pre" and one[:2] not in have_versions]
     if lacking:
@@ -200,7 +203,7 @@ def check(tenant: str) -> Generator[Statement, Sequence[Sequence[Any]], str]:
             f"row-level security is on, so this role may use tenant={role!r} only, but the store "
             f"has tenant={tenant!r}: pass tenant={role!r}"
         )
-    rows = yield Statement(SQL["store_id"], [])
+    rows = yield Statement(home.sql["store_id"], [])
     if not rows:
         raise StoreConfigError(f"the table oncekey_state is empty: {fix} on a fresh database")
-    return str(_text(rows[0][0]))
+    return str(_text(rows[0][0])), home

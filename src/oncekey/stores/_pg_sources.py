@@ -1,29 +1,67 @@
 """Where statements run: connections of our own, or those of a pool or an engine that was passed in.
 
 A source of our own keeps one connection for each lane, so that claims and completions don't wait
-for each other. Others are borrowed for one batch and given back.
+for each other. Others are borrowed for one batch and given back. Nothing takes longer than its
+deadline: a connection that did not answer in time is closed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.errors import StoreClosedError, StoreConfigError, StoreError
+from oncekey.errors import (
+    StoreClosedError,
+    StoreConfigError,
+    StoreError,
+    StoreReadOnlyError,
+)
+from oncekey.stores._deadlines import (
+    Attempts,
+    Deadline,
+    Late,
+    end,
+    engine_connection,
+    limited,
+    to_driver,
+)
 from oncekey.stores._pg_errors import bad_address, named, unreadable
 
-__all__ = ["AsyncSource", "Source", "async_source", "sync_source"]
+__all__ = ["Source", "sync_source"]
 
 LANES: Final = ("claim", "settle", "other")
-CONNECT_SECONDS: Final = 10
-# A plan that was made while the table was tiny would go on scanning it when it has grown.
-KEEP_TO_INDEX: Final = "SET enable_seqscan = off"
+CONNECT_SECONDS: Final = 10  # for one host; a call itself waits no longer than its deadline
 SPARE: Final = 8  # connections that wait for the next transaction
+
+# A machine that vanishes within a transaction must not keep its key for as long as the server's
+# system believes in the connection, which is hours. What the server's owner has set stays.
+BOUNDS: Final = {
+    "idle_in_transaction_session_timeout": "300000",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+_VALUES: Final = ", ".join(f"('{name}', '{value}')" for name, value in BOUNDS.items())
+SESSION: Final = (
+    "SELECT pg_catalog.set_config(s.name, b.value, false) FROM pg_catalog.pg_settings s, "
+    f"(VALUES {_VALUES}) AS b (name, value) WHERE s.name = b.name AND s.source = 'default'"
+)
+# For lanes, where nothing but our own statements runs. A plan that was made while the table was
+# tiny would go on scanning it when it has grown; and as what scans all the same then counts as
+# very dear, the server would compile each of these short statements.
+LANE: Final = f"{SESSION}; SET enable_seqscan = off; SET jit = off"
+# The same on our side of the connection.
+KEEPALIVE: Final = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 Rows = list[Any]
 
@@ -33,63 +71,30 @@ class Source(Protocol):
 
     listen_dsn: str | None
 
-    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows: ...
+    def fetch(
+        self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
+    ) -> Rows: ...
     def close(self) -> None: ...
 
 
-class AsyncSource(Protocol):
-    """Runs statements for an async store, on the loop that calls."""
-
-    listen_dsn: str | None
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows: ...
-    async def aclose(self) -> None: ...
-
-
-def _kind(given: object) -> str:
-    return type(given).__module__.partition(".")[0]
-
-
-def sync_source(given: object, prepare: bool) -> Any:
+def sync_source(given: object, prepare: bool, timeout: float) -> Any:
     """The source for what a ``PgStore`` was given."""
     if isinstance(given, str):
-        return PsycopgSource(given, prepare)
-    kind = _kind(given)
+        return PsycopgSource(given, prepare, timeout)
+    kind = to_driver(given)
     if kind == "psycopg_pool" and hasattr(given, "getconn"):
-        return PoolSource(given, prepare)
+        return PoolSource(given, prepare, timeout)
     if kind == "sqlalchemy" or callable(given):
-        engine = _engine(given)
+        engine = engine_of(given)
         if engine is not None and not hasattr(engine, "sync_engine"):
-            return EngineSource(engine, prepare)
+            return EngineSource(engine, prepare, timeout)
     raise StoreConfigError(
         f"PgStore can't use a {type(given).__name__}: pass a URL, a psycopg_pool.ConnectionPool, a "
         "SQLAlchemy Engine or a sessionmaker; async ones go to PgBackend"
     )
 
 
-def async_source(given: object, driver: str, prepare: bool) -> Any:
-    """The source for what a ``PgBackend`` was given."""
-    if isinstance(given, str):
-        if driver == "asyncpg":
-            return AsyncpgSource(given, prepare)
-        return AsyncPsycopgSource(given, prepare)
-    kind = _kind(given)
-    if kind == "asyncpg" and hasattr(given, "acquire"):
-        return AsyncpgPoolSource(given, prepare)
-    if kind == "psycopg_pool" and hasattr(given, "getconn"):
-        return AsyncPoolSource(given, prepare)
-    if kind == "sqlalchemy" or callable(given):
-        engine = _engine(given)
-        if engine is not None and hasattr(engine, "sync_engine"):
-            return AsyncEngineSource(engine, prepare)
-    raise StoreConfigError(
-        f"PgBackend can't use a {type(given).__name__}: pass a URL, an asyncpg Pool, a "
-        "psycopg_pool.AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker; sync "
-        "ones go to PgStore"
-    )
-
-
-def _engine(given: Any) -> Any:
+def engine_of(given: Any) -> Any:
     """The engine of an engine, or of the sessions that a factory makes."""
     if hasattr(given, "dialect") and hasattr(given, "connect"):
         return given
@@ -102,30 +107,69 @@ def _engine(given: Any) -> Any:
     return None
 
 
-class _Lent:
+def check_dialect(engine: Any, *drivers: str) -> None:
+    """Raise unless an engine is one of PostgreSQL, on a driver that we know."""
+    if engine.dialect.name != "postgresql" or engine.dialect.driver not in drivers:
+        wanted = " or ".join(f"postgresql+{driver}" for driver in drivers)
+        raise StoreConfigError(
+            f"this engine is {engine.dialect.name}+{engine.dialect.driver}: make it with {wanted}"
+        )
+
+
+def closed_error() -> StoreClosedError:
+    """The error for a call after the store was closed."""
+    return StoreClosedError("this store is closed: connect again")
+
+
+class Lent:
     """A source that is somebody else's: it stays open when the store is closed."""
 
+    listen_dsn: str | None = None
     _closed = False
 
-    def _must_be_open(self) -> None:
+    def __init__(self, prepare: bool, timeout: float) -> None:
+        self._prepare = prepare
+        self._timeout = timeout
+
+    def _begin(self, deadline: Deadline | None) -> Deadline:
         if self._closed:
-            raise StoreClosedError("this store is closed: connect again")
+            raise closed_error()
+        return deadline or Deadline(self._timeout)
+
+    @staticmethod
+    def _failed(error: BaseException, deadline: Deadline) -> StoreError:
+        """The error to raise for what a pool or driver raised."""
+        if isinstance(error, StoreError):
+            return error
+        inner = getattr(error, "orig", None) or error
+        if isinstance(inner, Late) or (isinstance(inner, TimeoutError) and not deadline.sent):
+            return deadline.missed()
+        return named(inner)
+
+    def close(self) -> None:
+        """What was passed in is the caller's."""
+        self._closed = True
+
+    async def aclose(self) -> None:
+        """What was passed in is the caller's."""
+        self._closed = True
 
 
-# psycopg, sync
-
-
-def _run(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
+def _run(connection: Any, sql: str, args: list[Any], prepare: bool, deadline: Deadline) -> Rows:
     import psycopg
     from psycopg.rows import tuple_row
 
     cursor: Any
-    with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+    deadline.sent = True
+    with (
+        limited(connection, deadline),
+        psycopg.RawCursor(connection, row_factory=tuple_row) as cursor,
+    ):
         cursor.execute(sql, args, prepare=prepare, binary=True)
         return cursor.fetchall() if cursor.description else []
 
 
-def _stale(connection: Any) -> bool:
+def stale(connection: Any) -> bool:
     """Whether the server has hung up while nobody was looking: something came in unasked."""
     if connection.closed:
         return True
@@ -136,22 +180,37 @@ def _stale(connection: Any) -> bool:
     return bool(poll.poll(0))
 
 
+def psycopg_options(dsn: str) -> dict[str, Any]:
+    """How psycopg connects, but for what the address says itself."""
+    options = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
+    return {
+        "autocommit": True,
+        "client_encoding": "UTF8",
+        **{name: value for name, value in options.items() if name not in dsn},
+    }
+
+
 class PsycopgSource(Forking):
     """Connections of our own, one a lane."""
 
-    def __init__(self, dsn: str, prepare: bool) -> None:
+    def __init__(self, dsn: str, prepare: bool, timeout: float) -> None:
         import psycopg
 
         self._connect = psycopg.connect
         self._dsn = dsn
         self.listen_dsn: str | None = dsn
         self._prepare = prepare
+        self._timeout = timeout
         self._closed = False
         self._inherited: list[Any] = []
         self._open: dict[str, Any] = {}
         self._spare: list[Any] = []
-        self._locks = {lane: threading.Lock() for lane in LANES}
+        self._start_over()
         watch_forks(self)
+
+    def _start_over(self) -> None:
+        self._attempts = Attempts()
+        self._locks = {lane: threading.Lock() for lane in LANES}
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone: closing them would end the parent's sessions."""
@@ -159,81 +218,116 @@ class PsycopgSource(Forking):
         self._inherited.extend(self._spare)
         self._open = {}
         self._spare = []
-        self._locks = {lane: threading.Lock() for lane in LANES}
+        self._start_over()
 
-    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        with self._locks[lane]:
+    def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
+        deadline = deadline or Deadline(self._timeout)
+        try:
+            if not self._locks[lane].acquire(timeout=deadline.left()):
+                raise Late
             try:
-                connection = self._open.get(lane)
-                if connection is None or _stale(connection):
-                    connection = self._reopen(lane, connection)
-                return _run(connection, sql, args, self._prepare)
-            except StoreError:
-                raise
-            except BaseException as error:
-                broken = self._open.get(lane)
-                if broken is not None and (broken.broken or not isinstance(error, Exception)):
-                    broken.close()
-                    del self._open[lane]
-                if not isinstance(error, Exception):
-                    raise
-                raise named(error) from error
+                used = self._open.get(lane)
+                fresh = used is None or used.closed
+                try:
+                    return self._once(lane, sql, args, deadline)
+                except StoreReadOnlyError:
+                    if fresh:
+                        raise
+                    # A primary no longer: the address may lead to another by now.
+                    return self._once(lane, sql, args, deadline)
+            finally:
+                self._locks[lane].release()
+        except Late:
+            self._drop_spares()  # they may well be on the same dead way
+            raise deadline.missed() from None
 
-    def _reopen(self, lane: str, old: Any) -> Any:
+    def _once(self, lane: str, sql: str, args: list[Any], deadline: Deadline) -> Rows:
+        connection = self._open.get(lane)
+        try:
+            if connection is None or stale(connection):
+                if connection is not None:
+                    connection.close()
+                connection = self._open[lane] = self._new(LANE, deadline)
+            return _run(connection, sql, args, self._prepare, deadline)
+        except (StoreError, Late):
+            raise
+        except BaseException as error:
+            failed = named(error) if isinstance(error, Exception) else None
+            broken = self._open.get(lane)
+            if broken is not None and (
+                broken.broken or failed is None or isinstance(failed, StoreReadOnlyError)
+            ):
+                broken.close()
+                del self._open[lane]
+            if failed is None:
+                raise
+            raise failed from error
+
+    def _new(self, settings: str, deadline: Deadline) -> Any:
         if self._closed:
-            raise StoreClosedError("this store is closed: connect again")
-        if old is not None:
-            old.close()
-        connection = self._open[lane] = self._new()
-        if self._prepare:
-            connection.execute(KEEP_TO_INDEX)
+            raise closed_error()
+        connection = self._attempts.wait(self._reach, deadline)
+        try:
+            if self._prepare:
+                with limited(connection, deadline):
+                    connection.execute(settings)
+            else:
+                connection.prepare_threshold = None
+        except BaseException:
+            end(connection)
+            raise
         return connection
 
-    def _new(self) -> Any:
+    def _reach(self) -> Any:
         try:
-            connection = self._connect(
-                self._dsn, autocommit=True, client_encoding="UTF8", **_timeout(self._dsn)
-            )
+            return self._connect(self._dsn, **psycopg_options(self._dsn))
         except Exception as error:
             if unreadable(error):
                 raise bad_address() from None
             raise
-        if not self._prepare:
-            connection.prepare_threshold = None
-        return connection
 
     def borrow(self) -> Any:
         """A connection for a transaction of its own."""
         if self._closed:
-            raise StoreClosedError("this store is closed: connect again")
+            raise closed_error()
         while self._spare:
             connection = self._spare.pop()
-            if not _stale(connection):
+            if not stale(connection):
                 return connection
             connection.close()
-        return self._new()
+        deadline = Deadline(self._timeout)
+        try:
+            return self._new(SESSION, deadline)
+        except Late:
+            raise deadline.missed() from None
 
     def give_back(self, connection: Any) -> None:
         """Take a borrowed connection back; one that is not idle is closed."""
         idle = connection.info.transaction_status == 0 and not connection.broken
         if idle and not self._closed and len(self._spare) < SPARE:
             self._spare.append(connection)
-        else:
-            connection.close()
+            return
+        if connection.broken:
+            self._drop_spares()  # what ended this one may have ended them
+        connection.close()
 
-    def close(self) -> None:
-        self._closed = True
-        for lane in LANES:
-            with self._locks[lane]:
-                connection = self._open.pop(lane, None)
-                if connection is not None:
-                    connection.close()
+    def _drop_spares(self) -> None:
         while self._spare:
             self._spare.pop().close()
 
-
-def _timeout(dsn: str) -> dict[str, Any]:
-    return {} if "connect_timeout" in dsn else {"connect_timeout": CONNECT_SECONDS}
+    def close(self) -> None:
+        self._closed = True
+        self._attempts.drop(lambda connection: connection.close())
+        for lane in LANES:
+            # A call that is under way ends at its deadline, and finds the store closed.
+            if self._locks[lane].acquire(timeout=self._timeout + 1):
+                try:
+                    connection = self._open.pop(lane, None)
+                    if connection is not None:
+                        connection.close()
+                finally:
+                    self._locks[lane].release()
+        self._drop_spares()
 
 
 @contextlib.contextmanager
@@ -249,350 +343,50 @@ def _autocommit(connection: Any) -> Iterator[None]:
             connection.autocommit = False
 
 
-class PoolSource(_Lent):
+class PoolSource(Lent):
     """A ``psycopg_pool.ConnectionPool`` of the caller's."""
 
-    def __init__(self, pool: Any, prepare: bool) -> None:
+    def __init__(self, pool: Any, prepare: bool, timeout: float) -> None:
+        super().__init__(prepare, timeout)
         self._pool = pool
-        self._prepare = prepare
-        self.listen_dsn: str | None = pool.conninfo or None
+        self.listen_dsn = pool.conninfo or None
 
-    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+    def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
+        deadline = self._begin(deadline)
         try:
-            self._must_be_open()
-            with self._pool.connection() as connection, _autocommit(connection):
-                return _run(connection, sql, args, self._prepare)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise named(error) from error
-
-    def close(self) -> None:
-        """The pool is the caller's."""
-        self._closed = True
-
-
-class EngineSource(_Lent):
-    """A SQLAlchemy ``Engine`` of the caller's, on psycopg 3."""
-
-    listen_dsn: str | None = None
-
-    def __init__(self, engine: Any, prepare: bool) -> None:
-        _check_dialect(engine, "psycopg")
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._prepare = prepare
-
-    def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        try:
-            self._must_be_open()
-            with self._engine.connect() as connection:
-                driver = connection.connection.driver_connection
+            with (
+                self._pool.connection(timeout=deadline.left()) as connection,
+                _autocommit(connection),
+            ):
                 try:
-                    return _run(driver, sql, args, self._prepare)
-                except Exception:
-                    if driver.closed:
-                        connection.invalidate()  # the pool does not see what goes past it
+                    return _run(connection, sql, args, self._prepare, deadline)
+                except Exception as error:
+                    if isinstance(named(error), StoreReadOnlyError):
+                        end(connection)  # the pool makes another, perhaps to a new primary
                     raise
         except Exception as error:
-            raise named(getattr(error, "orig", None) or error) from error
-
-    def close(self) -> None:
-        """The engine is the caller's."""
-        self._closed = True
+            raise self._failed(error, deadline) from error
 
 
-def _check_dialect(engine: Any, *drivers: str) -> None:
-    if engine.dialect.name != "postgresql" or engine.dialect.driver not in drivers:
-        wanted = " or ".join(f"postgresql+{driver}" for driver in drivers)
-        raise StoreConfigError(
-            f"this engine is {engine.dialect.name}+{engine.dialect.driver}: make it with {wanted}"
-        )
+class EngineSource(Lent):
+    """A SQLAlchemy ``Engine`` of the caller's, on psycopg 3."""
 
-
-# psycopg, async
-
-
-async def _arun(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
-    import psycopg
-    from psycopg.rows import tuple_row
-
-    cursor: Any
-    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql, args, prepare=prepare, binary=True)
-        return await cursor.fetchall() if cursor.description else []
-
-
-class _AsyncLane:
-    """One connection of one loop: a statement at a time, and what is prepared on it."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.connection: Any = None
-        self.prepared: dict[str, Any] = {}
-
-
-class _PerLoop:
-    """Connections of our own for each event loop: none may be used from another."""
-
-    def __init__(self) -> None:
-        self._loops: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}
-        self._spares: dict[asyncio.AbstractEventLoop, list[Any]] = {}
-        self._closed = False
-
-    def _spare(self) -> list[Any]:
-        """Connections that wait for the next transaction on this loop."""
-        self._lanes()
-        return self._spares.setdefault(asyncio.get_running_loop(), [])
-
-    def _shut(self) -> tuple[dict[str, Any], list[Any]]:
-        """Refuse further calls; gives what this loop has to close."""
-        loop = asyncio.get_running_loop()
-        self._closed = True
-        found = self._loops.pop(loop, {}), self._spares.pop(loop, [])
-        self._loops.clear()
-        self._spares.clear()
-        return found
-
-    def _lanes(self) -> dict[str, Any]:
-        if self._closed:
-            raise StoreClosedError("this store is closed: connect again")
-        loop = asyncio.get_running_loop()
-        lanes = self._loops.get(loop)
-        if lanes is None:
-            for old in [old for old in self._loops if old.is_closed()]:
-                del self._loops[old]
-                self._spares.pop(old, None)
-            lanes = self._loops[loop] = {}
-        return lanes
-
-
-class AsyncPsycopgSource(_PerLoop):
-    """Connections of our own by psycopg, one a lane and loop."""
-
-    def __init__(self, dsn: str, prepare: bool) -> None:
-        import psycopg
-
-        super().__init__()
-        self._connect = psycopg.AsyncConnection.connect
-        self._dsn = dsn
-        self.listen_dsn: str | None = dsn
-        self._prepare = prepare
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        link = self._lanes().setdefault(lane, _AsyncLane())
-        try:
-            async with link.lock:
-                if link.connection is None or _stale(link.connection):
-                    if link.connection is not None:
-                        await link.connection.close()
-                    link.connection = await self._new()
-                    if self._prepare:
-                        await link.connection.execute(KEEP_TO_INDEX)
-                return await _arun(link.connection, sql, args, self._prepare)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise named(error) from error
-
-    async def borrow(self) -> Any:
-        """A connection for a transaction of its own."""
-        spare = self._spare()
-        while spare:
-            connection = spare.pop()
-            if not _stale(connection):
-                return connection
-            await connection.close()
-        return await self._new()
-
-    async def _new(self) -> Any:
-        try:
-            connection = await self._connect(
-                self._dsn, autocommit=True, client_encoding="UTF8", **_timeout(self._dsn)
-            )
-        except Exception as error:
-            if unreadable(error):
-                raise bad_address() from None
-            raise
-        if not self._prepare:
-            connection.prepare_threshold = None
-        return connection
-
-    async def give_back(self, connection: Any) -> None:
-        """Take a borrowed connection back; one that is not idle is closed."""
-        idle = connection.info.transaction_status == 0 and not connection.broken
-        if idle and not self._closed and len(self._spare()) < SPARE:
-            self._spare().append(connection)
-        else:
-            await connection.close()
-
-    async def aclose(self) -> None:
-        lanes, spare = self._shut()
-        for connection in [*(lane.connection for lane in lanes.values()), *spare]:
-            if connection is not None:
-                await connection.close()
-
-
-class AsyncPoolSource(_Lent):
-    """A ``psycopg_pool.AsyncConnectionPool`` of the caller's."""
-
-    def __init__(self, pool: Any, prepare: bool) -> None:
-        self._pool = pool
-        self._prepare = prepare
-        self.listen_dsn: str | None = pool.conninfo or None
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        try:
-            self._must_be_open()
-            async with self._pool.connection() as connection:
-                before = connection.autocommit
-                if not before:
-                    await connection.set_autocommit(True)
-                try:
-                    return await _arun(connection, sql, args, self._prepare)
-                finally:
-                    if not before and not connection.closed:
-                        await connection.set_autocommit(False)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise named(error) from error
-
-    async def aclose(self) -> None:
-        """The pool is the caller's."""
-        self._closed = True
-
-
-# asyncpg
-
-
-class AsyncpgSource(_PerLoop):
-    """Connections of our own by asyncpg, one a lane and loop, with prepared statements."""
-
-    def __init__(self, dsn: str, prepare: bool) -> None:
-        import asyncpg
-
-        super().__init__()
-        self._connect: Any = asyncpg.connect
-        self._dsn = dsn
-        self.listen_dsn: str | None = dsn
-        self._prepare = prepare
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        link = self._lanes().setdefault(lane, _AsyncLane())
-        try:
-            async with link.lock:
-                if link.connection is None or link.connection.is_closed():
-                    link.connection = await self._new()
-                    link.prepared = {}
-                    if self._prepare:
-                        await link.connection.execute(KEEP_TO_INDEX)
-                if not self._prepare:
-                    async with link.connection.transaction():  # a pooler keeps one server for it
-                        return list(await link.connection.fetch(sql, *args))
-                statement = link.prepared.get(sql)
-                if statement is None:
-                    statement = link.prepared[sql] = await link.connection.prepare(sql)
-                return list(await statement.fetch(*args))
-        except StoreError:
-            raise
-        except Exception as error:
-            raise named(error) from error
-
-    async def borrow(self) -> Any:
-        """A connection for a transaction of its own."""
-        spare = self._spare()
-        while spare:
-            connection = spare.pop()
-            if not connection.is_closed():
-                return connection
-        return await self._new()
-
-    async def _new(self) -> Any:
-        options: dict[str, Any] = {} if self._prepare else {"statement_cache_size": 0}
-        try:
-            return await self._connect(self._dsn, timeout=CONNECT_SECONDS, **options)
-        except Exception as error:
-            if unreadable(error):
-                raise bad_address() from None
-            raise
-
-    async def give_back(self, connection: Any) -> None:
-        """Take a borrowed connection back; one that is not idle is closed."""
-        if connection.is_closed():
-            return
-        if connection.is_in_transaction() or self._closed or len(self._spare()) >= SPARE:
-            connection.terminate()
-        else:
-            self._spare().append(connection)
-
-    async def aclose(self) -> None:
-        lanes, spare = self._shut()
-        for link in lanes.values():
-            if link.connection is not None:
-                await link.connection.close(timeout=CONNECT_SECONDS)
-        for connection in spare:
-            await connection.close(timeout=CONNECT_SECONDS)
-
-
-class AsyncpgPoolSource(_Lent):
-    """An ``asyncpg.Pool`` of the caller's."""
-
-    listen_dsn: str | None = None
-
-    def __init__(self, pool: Any, prepare: bool) -> None:
-        self._pool = pool
-        self._prepare = prepare
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
-        try:
-            self._must_be_open()
-            async with self._pool.acquire() as connection:
-                if not self._prepare:
-                    async with connection.transaction():
-                        return list(await connection.fetch(sql, *args))
-                return list(await connection.fetch(sql, *args))
-        except StoreError:
-            raise
-        except Exception as error:
-            raise named(error) from error
-
-    async def aclose(self) -> None:
-        """The pool is the caller's."""
-        self._closed = True
-
-
-class AsyncEngineSource(_Lent):
-    """A SQLAlchemy ``AsyncEngine`` of the caller's, on asyncpg or psycopg 3."""
-
-    listen_dsn: str | None = None
-
-    def __init__(self, engine: Any, prepare: bool) -> None:
-        _check_dialect(engine, "asyncpg", "psycopg", "psycopg_async")
+    def __init__(self, engine: Any, prepare: bool, timeout: float) -> None:
+        check_dialect(engine, "psycopg")
+        super().__init__(prepare, timeout)
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._prepare = prepare
 
-    @contextlib.asynccontextmanager
-    async def _driver(self) -> AsyncIterator[Any]:
-        async with self._engine.connect() as connection:
-            driver = (await connection.get_raw_connection()).driver_connection
-            try:
-                yield driver
-            except Exception:
-                closed = driver.is_closed() if _kind(driver) == "asyncpg" else driver.closed
-                if closed:
-                    await connection.invalidate()  # the pool does not see what goes past it
-                raise
-
-    async def fetch(self, lane: str, sql: str, args: list[Any]) -> Rows:
+    def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
+        deadline = self._begin(deadline)
         try:
-            self._must_be_open()
-            async with self._driver() as connection:
-                if _kind(connection) == "asyncpg":
-                    return list(await connection.fetch(sql, *args))
-                return await _arun(connection, sql, args, self._prepare)
+            with engine_connection(self._engine, deadline) as connection:
+                driver = connection.connection.driver_connection
+                try:
+                    return _run(driver, sql, args, self._prepare, deadline)
+                except Exception as error:
+                    # The pool does not see what goes past it.
+                    if driver.closed or isinstance(named(error), StoreReadOnlyError):
+                        connection.invalidate()
+                    raise
         except Exception as error:
-            raise named(getattr(error, "orig", None) or error) from error
-
-    async def aclose(self) -> None:
-        """The engine is the caller's."""
-        self._closed = True
+            raise self._failed(error, deadline) from error

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import importlib.util
 import sys
-import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode
+from collections.abc import Sequence
+from typing import Any
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
 from oncekey.errors import OncekeyError, StoreConfigError, StoreError
-from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict, check_text
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._answers import Answers
 from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
+from oncekey.stores._deadlines import Deadline
 from oncekey.stores._hands import (
     AsyncSqlHand,
     AsyncTransactions,
@@ -27,149 +26,35 @@ from oncekey.stores._hands import (
     driver_error,
 )
 from oncekey.stores._links import Link, sync_link
+from oncekey.stores._pg_async_sources import async_source
 from oncekey.stores._pg_book import PgBook
-from oncekey.stores._pg_calls import SQL, Statement, is_fence, run_jobs
-from oncekey.stores._pg_errors import named
+from oncekey.stores._pg_calls import SQL, Statements, is_fence, run_jobs
+from oncekey.stores._pg_face import (
+    GRACE_MS,
+    REGISTER_SECONDS,
+    SWEEP_PAGES,
+    WORTH_HEARING,
+    Face,
+    Round,
+    Steps,
+    adrive,
+    drive,
+    driver_of,
+    held,
+    need,
+    not_made,
+    own_options,
+    plain,
+)
 from oncekey.stores._pg_listen import AsyncListener, Listener
 from oncekey.stores._pg_schema import check, migrate
-from oncekey.stores._pg_sources import async_source, sync_source
+from oncekey.stores._pg_sources import sync_source
 from oncekey.stores._waiters import Waiters
 
 __all__ = ["PgBackend", "PgStore"]
 
-SWEEP_EVERY: Final = 256  # new records between two steps of sweeping
-SWEEP_PAGES: Final = 32  # pages a step passes over: a few times what those records fill
-GRACE_MS: Final = 60_000
-WORTH_HEARING: Final = 0.02  # seconds: for a shorter wait nobody is asked to announce the outcome
-REGISTER_SECONDS: Final = 30
 
-
-def _held(record: Record | None, owner: bytes, fence: int) -> bool:
-    """Whether this very completion is on record already: its first reply was lost."""
-    return (
-        record is not None
-        and record.state is State.COMPLETED
-        and record.owner == owner
-        and record.fence == fence
-    )
-
-
-class _Round:
-    """Once around the table, from wherever the last sweeper stood."""
-
-    def __init__(self) -> None:
-        self.begun: int | None = None
-        self.wrapped = False
-
-    def over(self, page: int | None, next_page: int | None) -> bool:
-        """Take note of a step. True: everything was passed over, or another sweeper is at it."""
-        if page is None or next_page is None:
-            return True
-        if self.begun is None:
-            self.begun = page
-        if next_page == 0:
-            if self.wrapped or self.begun == 0:
-                return True
-            self.wrapped = True
-        return self.wrapped and next_page >= self.begun
-
-
-class _Face:
-    """What the sync and the async store have in common."""
-
-    poll_seconds = 0.25
-
-    def _set_up(self, tenant: str, listen: str | bool | None) -> None:
-        if tenant:
-            check_text(tenant, "tenant", 63)
-        self.tenant = tenant
-        self._listen = listen
-        self._checked = False
-        self._store_id = ""
-        self._new_records = 0
-        self._waiters = Waiters()
-        self._registered: dict[bytes, float] = {}
-
-    def _heard(self, digest: bytes) -> None:
-        """A key was settled, here or elsewhere."""
-        self._registered.pop(digest, None)
-        self._waiters.wake(digest)
-
-    def _listen_dsn(self, source: Any, prepare: bool) -> str | None:
-        if isinstance(self._listen, str):
-            return _plain(self._listen)
-        if self._listen is False or not prepare:
-            return None  # behind a transaction pooler nobody can listen
-        return str(source.listen_dsn) if source.listen_dsn else None
-
-    def _must_register(self, digest: bytes) -> bool:
-        now = time.monotonic()
-        if self._registered.get(digest, 0.0) > now:
-            return False
-        if len(self._registered) > 10_000:
-            self._registered = {key: at for key, at in self._registered.items() if at > now}
-        self._registered[digest] = now + REGISTER_SECONDS / 2
-        return True
-
-    def _time_to_sweep(self) -> bool:
-        self._new_records += 1
-        if self._new_records < SWEEP_EVERY:
-            return False
-        self._new_records = 0
-        return True
-
-    @staticmethod
-    def _swept(rows: Sequence[Sequence[Any]]) -> tuple[int, int | None, int | None]:
-        removed, page, next_page, _ = rows[0]
-        if removed:
-            emit(EventKind.SWEPT, operation="sweep", count=removed)
-        return int(removed), page, next_page
-
-
-Steps = Generator[Statement, Any, Any]
-
-
-def _not_made(error: BaseException) -> StoreError:
-    """The error for a schema that could not be made."""
-    if getattr(error, "sqlstate", None) == "42501":
-        return StoreConfigError(
-            "this role may not make tables here: GRANT CREATE ON the schema to it, or run "
-            "'oncekey migrate URL' as a role that may"
-        )
-    return named(error)
-
-
-def _drive(steps: Steps, execute: Callable[[str, list[Any]], Any]) -> Any:
-    """Run the statements that ``steps`` asks for, one after the other."""
-    try:
-        statement = next(steps)
-        while True:
-            try:
-                rows = execute(*statement)
-            except StoreError as error:
-                statement = steps.throw(error)
-            else:
-                statement = steps.send(rows)
-    except StopIteration as stop:
-        return stop.value
-
-
-async def _adrive(steps: Steps, execute: Callable[[str, list[Any]], Awaitable[Any]]) -> Any:
-    """The asynchronous form of ``_drive``."""
-    try:
-        statement = next(steps)
-        while True:
-            try:
-                rows = await execute(*statement)
-            except StoreError as error:
-                statement = steps.throw(error)
-            else:
-                statement = steps.send(rows)
-    except StopIteration as stop:
-        return stop.value
-
-
-class PgStore(_Face, Transactions, Store, Sweepable, Forking):
+class PgStore(Face, Transactions, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -186,6 +71,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         prepare: Use prepared statements and LISTEN. Off behind a transaction pooler.
         listen: A URL to listen on for outcomes, where it is not that of ``source``; False: don't,
             look at the records instead.
+        timeout: Seconds after which a call that got no answer is given up.
 
     Raises:
         StoreConfigError: The URL is wrong, or ``source`` is something else.
@@ -198,13 +84,14 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         tenant: str = "",
         prepare: bool = True,
         listen: str | bool | None = None,
+        timeout: float = 5.0,
     ) -> None:
-        _need("psycopg", "postgres")
+        need("psycopg", "postgres")
         if isinstance(source, str):
-            source = _plain(source)
-        self._set_up(tenant, listen)
+            source = plain(source)
+        self._set_up(tenant, listen, timeout)
         self.source = source
-        self._source = sync_source(source, prepare)
+        self._source = sync_source(source, prepare, self.timeout)
         self._claims = ThreadBatch(lambda jobs: self._run("claim", jobs))
         self._settles = ThreadBatch(lambda jobs: self._run("settle", jobs))
         dsn = self._listen_dsn(self._source, prepare)
@@ -221,27 +108,33 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     # Running statements
 
     def _run(self, lane: str, jobs: Sequence[Job]) -> None:
+        deadline = self._deadline(jobs)
         try:
-            if not self._checked:
-                self._check()
+            home = self._ready(deadline)
         except StoreError as error:
             for job in jobs:
-                job.error = type(error)(*error.args)
+                job.error = copy.copy(error)
             return
-        self._drive(lane, run_jobs(self.tenant, jobs))
+        self._drive(lane, run_jobs(home, self.tenant, jobs), deadline)
 
-    def _drive(self, lane: str, steps: Steps) -> Any:
-        return _drive(steps, functools.partial(self._source.fetch, lane))
+    def _drive(self, lane: str, steps: Steps, deadline: Deadline) -> Any:
+        return drive(steps, functools.partial(self._source.fetch, lane, deadline=deadline))
 
-    def _check(self) -> None:
-        self._store_id = self._drive("other", check(self.tenant))
-        self._checked = True
+    def _ready(self, deadline: Deadline | None = None) -> Statements:
+        """The statements for where the tables are, once they were looked at."""
+        if self._home is None:
+            deadline = deadline or Deadline(self.timeout)
+            self._store_id, self._home = self._drive("other", check(self.tenant), deadline)
+        return self._home
+
+    def _fetch(self, name: str, args: list[Any]) -> list[Any]:
+        rows: list[Any] = self._source.fetch("other", self._ready().sql[name], args)
+        return rows
 
     @property
     def store_id(self) -> str:
         """Which store this is: the same for all that share its tables."""
-        if not self._checked:
-            self._check()
+        self._ready()
         return self._store_id
 
     def create_schema(
@@ -258,13 +151,13 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         try:
             link.begin()
             steps = migrate(step, partitions, row_security)
-            done = _drive(steps, link.execute)
+            done = drive(steps, link.execute)
             link.commit()
         except BaseException as error:
             link.rollback()
             if not isinstance(error, Exception) or isinstance(error, OncekeyError):
                 raise
-            raise _not_made(driver_error(error)) from error
+            raise not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -281,9 +174,9 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         if not is_fence(fence):
             return False
         args = (key, owner, fence, answer, terms)
-        held: bool = self._settles.submit("complete", args)
-        if not held:
-            return _held(self.read(key), owner, fence)
+        done: bool = self._settles.submit("complete", args)
+        if not done:
+            return held(self.read(key), owner, fence)
         self._heard(key.digest)
         return True
 
@@ -291,17 +184,21 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         """See ``Store``. One statement."""
         if not is_fence(fence):
             return False
-        held: bool = self._settles.submit("renew", (key, owner, fence, terms))
-        return held
+        done: bool = self._settles.submit("renew", (key, owner, fence, terms))
+        return done
 
     def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
-        """See ``Store``. One statement."""
+        """See ``Store``. One statement.
+
+        Without a fence, in the order of claims: it may be for one that is still under way.
+        """
         if not is_fence(fence):
             return False
-        held: bool = self._settles.submit("release", (key, owner, fence))
-        if held:
+        batch = self._claims if fence is None else self._settles
+        done: bool = batch.submit("release", (key, owner, fence))
+        if done:
             self._heard(key.digest)
-        return held
+        return done
 
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``. One statement; a duplicate writes nothing."""
@@ -318,7 +215,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
     def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``Store``."""
         args = [self.tenant, key.digest, key.scope.label, fingerprint, answer, expires_at]
-        self._source.fetch("other", SQL["write"], args)
+        self._fetch("write", args)
         self._heard(key.digest)
 
     def now(self) -> int:
@@ -339,7 +236,7 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
         try:
-            self._source.fetch("other", SQL["await_change"], args)
+            self._fetch("await_change", args)
             record = self.read(key)
         except StoreError as error:
             self._registered.pop(key.digest, None)
@@ -355,12 +252,16 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
 
     def hand(self, on: Any) -> SqlHand:
         """See ``Transactional``."""
-        take = self._own_link if on is None else lambda: sync_link(on)
-        return SqlHand(take, lambda: PgBook(self.tenant, self.store_id))
+        take = self._own_link if on is None else lambda: sync_link(on, timeout=self.timeout)
+        return SqlHand(take, self._book, self.timeout)
+
+    def _book(self) -> PgBook:
+        home = self._ready()
+        return PgBook(home, self.tenant, self._store_id)
 
     def _own_link(self) -> Link:
         if not isinstance(self.source, str):
-            return sync_link(self.source)
+            return sync_link(self.source, timeout=self.timeout)
         return sync_link(self._source.borrow(), self._source.give_back)
 
     def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
@@ -377,23 +278,23 @@ class PgStore(_Face, Transactions, Store, Sweepable, Forking):
         if self._time_to_sweep():
             try:
                 args = [SWEEP_PAGES, None, GRACE_MS]
-                self._swept(self._source.fetch("other", SQL["sweep"], args))
+                self._swept(self._fetch("sweep", args))
             except StoreError:
                 pass  # the call itself succeeded; a later step finds what this one left
 
     def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``Sweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff, around = 0, self.now() if now is None else now, _Round()
+        removed, cutoff, around = 0, self.now() if now is None else now, Round()
         while True:
             args = [SWEEP_PAGES * 8, cutoff, 0]
-            dead, page, following = self._swept(self._source.fetch("other", SQL["sweep"], args))
+            dead, page, following = self._swept(self._fetch("sweep", args))
             removed += dead
             if around.over(page, following) or removed >= limit:
                 return removed
 
     def clear(self) -> None:
         """Remove every record of this tenant. For tests."""
-        self._source.fetch("other", SQL["clear"], [self.tenant])
+        self._fetch("clear", [self.tenant])
 
     def close(self) -> None:
         """Close what this store opened."""
@@ -412,7 +313,7 @@ class _Lanes:
         self.listener = AsyncListener(dsn, store.driver, store._heard) if dsn else None
 
 
-class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
+class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
     """The asynchronous PostgreSQL store; ``PgStore`` is its synchronous twin.
 
     Promises what ``PgStore`` promises. Calls that come while a statement is under way share the
@@ -425,6 +326,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         driver: ``asyncpg`` or ``psycopg`` for a URL. Default: asyncpg where it is installed.
         prepare: Use prepared statements and LISTEN. Off behind a transaction pooler.
         listen: A URL to listen on for outcomes, where it is not that of ``source``; False: don't.
+        timeout: Seconds after which a call that got no answer is given up.
 
     Raises:
         StoreConfigError: The URL is wrong, or ``source`` is something else.
@@ -438,24 +340,25 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         driver: str | None = None,
         prepare: bool = True,
         listen: str | bool | None = None,
+        timeout: float = 5.0,
     ) -> None:
         if isinstance(source, str):
-            driver = driver or _driver_of(source)
-            source = _plain(source)
+            driver = driver or driver_of(source)
+            source = plain(source)
         if driver is None:
             driver = "asyncpg" if importlib.util.find_spec("asyncpg") else "psycopg"
         if driver not in ("asyncpg", "psycopg"):
             raise StoreConfigError(f"driver must be 'asyncpg' or 'psycopg', got {driver!r}")
-        _need(driver, "postgres")
+        need(driver, "postgres")
         if driver == "asyncpg" and isinstance(source, str) and "://" not in source:
             raise StoreConfigError(
                 "asyncpg takes a URL, not key=value pairs: write postgresql://user@host/database, "
                 "or pass driver='psycopg'"
             )
-        self._set_up(tenant, listen)
+        self._set_up(tenant, listen, timeout)
         self.driver = driver
         self.source = source
-        self._source = async_source(source, driver, prepare)
+        self._source = async_source(source, driver, prepare, self.timeout)
         self._dsn = self._listen_dsn(self._source, prepare)
         self._loops: dict[asyncio.AbstractEventLoop, _Lanes] = {}
         self._sweeping: set[asyncio.Task[None]] = set()
@@ -472,21 +375,30 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     # Running statements
 
     async def _run(self, lane: str, jobs: Sequence[Job]) -> None:
-        if not self._checked:
-            await self._check()
-        await self._drive(lane, run_jobs(self.tenant, jobs))
+        deadline = self._deadline(jobs)
+        home = await self._ready(deadline)
+        await self._drive(lane, run_jobs(home, self.tenant, jobs), deadline)
 
-    async def _drive(self, lane: str, steps: Steps) -> Any:
-        return await _adrive(steps, functools.partial(self._source.fetch, lane))
+    async def _drive(self, lane: str, steps: Steps, deadline: Deadline) -> Any:
+        return await adrive(steps, functools.partial(self._source.fetch, lane, deadline=deadline))
 
-    async def _check(self) -> None:
-        self._store_id = await self._drive("other", check(self.tenant))
-        self._checked = True
+    async def _ready(self, deadline: Deadline | None = None) -> Statements:
+        """The statements for where the tables are, once they were looked at."""
+        if self._home is None:
+            deadline = deadline or Deadline(self.timeout)
+            found = await self._drive("other", check(self.tenant), deadline)
+            self._store_id, self._home = found
+        assert self._home is not None  # noqa: S101 - for the type checker
+        return self._home
+
+    async def _fetch(self, name: str, args: list[Any]) -> list[Any]:
+        home = await self._ready()
+        rows: list[Any] = await self._source.fetch("other", home.sql[name], args)
+        return rows
 
     async def store_id(self) -> str:
         """Which store this is: the same for all that share its tables."""
-        if not self._checked:
-            await self._check()
+        await self._ready()
         return self._store_id
 
     async def create_schema(
@@ -497,13 +409,13 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         try:
             await link.begin()
             steps = migrate(step, partitions, row_security)
-            done = await _adrive(steps, link.execute)
+            done = await adrive(steps, link.execute)
             await link.commit()
         except BaseException as error:
             await link.rollback()
             if not isinstance(error, Exception) or isinstance(error, OncekeyError):
                 raise
-            raise _not_made(driver_error(error)) from error
+            raise not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
 
     # The contract
@@ -523,9 +435,9 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         if not is_fence(fence):
             return False
         args = (key, owner, fence, answer, terms)
-        held: bool = await self._lanes().settles.submit("complete", args)
-        if not held:
-            return _held(await self.read(key), owner, fence)
+        done: bool = await self._lanes().settles.submit("complete", args)
+        if not done:
+            return held(await self.read(key), owner, fence)
         self._heard(key.digest)
         return True
 
@@ -534,17 +446,22 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         if not is_fence(fence):
             return False
         args = (key, owner, fence, terms)
-        held: bool = await self._lanes().settles.submit("renew", args)
-        return held
+        done: bool = await self._lanes().settles.submit("renew", args)
+        return done
 
     async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
-        """See ``AsyncStore``. One statement."""
+        """See ``AsyncStore``. One statement.
+
+        Without a fence, in the order of claims: it may be for one that is still under way.
+        """
         if not is_fence(fence):
             return False
-        held: bool = await self._lanes().settles.submit("release", (key, owner, fence))
-        if held:
+        lanes = self._lanes()
+        batch = lanes.claims if fence is None else lanes.settles
+        done: bool = await batch.submit("release", (key, owner, fence))
+        if done:
             self._heard(key.digest)
-        return held
+        return done
 
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``. One statement; a duplicate writes nothing."""
@@ -561,7 +478,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``AsyncStore``."""
         args = [self.tenant, key.digest, key.scope.label, fingerprint, answer, expires_at]
-        await self._source.fetch("other", SQL["write"], args)
+        await self._fetch("write", args)
         self._heard(key.digest)
 
     async def now(self) -> int:
@@ -583,7 +500,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
         try:
-            await self._source.fetch("other", SQL["await_change"], args)
+            await self._fetch("await_change", args)
             record = await self.read(key)
         except StoreError as error:
             self._registered.pop(key.digest, None)
@@ -599,15 +516,16 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
 
     def hand(self, on: Any) -> AsyncSqlHand:
         """See ``AsyncTransactional``."""
-        take = self._own_link if on is None else lambda: async_link(on)
-        return AsyncSqlHand(take, self._book)
+        take = self._own_link if on is None else lambda: async_link(on, timeout=self.timeout)
+        return AsyncSqlHand(take, self._book, self.timeout)
 
     async def _book(self) -> PgBook:
-        return PgBook(self.tenant, await self.store_id())
+        home = await self._ready()
+        return PgBook(home, self.tenant, self._store_id)
 
     async def _own_link(self) -> AsyncLink:
         if not isinstance(self.source, str):
-            return await async_link(self.source)
+            return await async_link(self.source, timeout=self.timeout)
         return await async_link(await self._source.borrow(), self._source.give_back)
 
     async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
@@ -630,16 +548,16 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     async def _sweep_a_little(self) -> None:
         try:
             args = [SWEEP_PAGES, None, GRACE_MS]
-            self._swept(await self._source.fetch("other", SQL["sweep"], args))
+            self._swept(await self._fetch("sweep", args))
         except StoreError:
             pass  # a later step finds what this one left
 
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``AsyncSweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff, around = 0, await self.now() if now is None else now, _Round()
+        removed, cutoff, around = 0, await self.now() if now is None else now, Round()
         while True:
             args = [SWEEP_PAGES * 8, cutoff, 0]
-            rows = await self._source.fetch("other", SQL["sweep"], args)
+            rows = await self._fetch("sweep", args)
             dead, page, following = self._swept(rows)
             removed += dead
             if around.over(page, following) or removed >= limit:
@@ -652,7 +570,7 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
 
     async def clear(self) -> None:
         """Remove every record of this tenant. For tests."""
-        await self._source.fetch("other", SQL["clear"], [self.tenant])
+        await self._fetch("clear", [self.tenant])
 
     async def aclose(self) -> None:
         """Finish what is under way, then close what this store opened."""
@@ -667,59 +585,15 @@ class PgBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         await self._source.aclose()
 
 
-# URLs
-
-
-def _need(package: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise StoreConfigError(
-            f"the PostgreSQL store needs {package}: run pip install 'oncekey[{extra}]'"
-        )
-
-
-def _driver_of(url: str) -> str | None:
-    return url.partition("://")[0].partition("+")[2] or None
-
-
-def _plain(url: str) -> str:
-    """The URL as drivers know it."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme.partition("+")[0].lower() not in ("postgresql", "postgres"):
-        if "=" in url and not separator:
-            return url  # a connection string of key=value pairs
-        raise StoreConfigError(
-            "that is not a PostgreSQL URL: write postgresql://user:password@host:5432/database"
-        )
-    return f"postgresql://{rest}"
-
-
-def _options(url: str, options: dict[str, Any]) -> str:
-    """Take our own options out of the URL's query; the driver gets the rest."""
-    address, _, query = url.partition("?")  # no more is taken apart than must be
-    rest = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name == "tenant":
-            options.setdefault(name, value)
-        elif name == "prepare":
-            if value not in ("true", "false"):
-                raise StoreConfigError(f"prepare must be true or false, got {value!r}")
-            options.setdefault(name, value == "true")
-        elif name == "listen":
-            options.setdefault(name, False if value == "false" else value)
-        else:
-            rest.append((name, value))
-    return address + (f"?{urlencode(rest, quote_via=quote)}" if rest else "")
-
-
 def open_sync(url: str, options: dict[str, Any]) -> PgStore:
     """``postgresql://user:password@host:5432/database``."""
-    url = _options(url, options)
-    if _driver_of(url) == "asyncpg":
+    url = own_options(url, options)
+    if driver_of(url) == "asyncpg":
         raise StoreConfigError("asyncpg is asynchronous: use aconnect(), or postgresql+psycopg://")
     return PgStore(url, **options)
 
 
 def open_async(url: str, options: dict[str, Any]) -> PgBackend:
     """``postgresql://user:password@host:5432/database``."""
-    url = _options(url, options)
+    url = own_options(url, options)
     return PgBackend(url, **options)

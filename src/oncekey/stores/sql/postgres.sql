@@ -1,4 +1,6 @@
--- Statements of the PostgreSQL store. {asked: ...} names what comes from callers, from $2 on: as
+-- Statements of the PostgreSQL store. Tables are named without a schema and functions without
+-- pg_catalog; both are added when a store has found its schema, so that no search_path and no
+-- temporary table can put another in their place. {asked: ...} names what comes from callers, from $2 on: as
 -- arrays, so that concurrent calls of one process share a statement, or as plain values for a call
 -- alone. Rows come in the order of their keys wherever they are locked, so that two batches can't
 -- wait for each other in a circle.
@@ -315,12 +317,14 @@ ON CONFLICT (tenant, key) DO UPDATE SET until = greatest(w.until, EXCLUDED.until
 
 -- name: sweep
 -- $1 pages to pass over, $2 cutoff (NULL: now minus grace), $3 grace
-WITH turn AS MATERIALIZED (
-    SELECT page FROM oncekey_state WHERE only_one FOR UPDATE SKIP LOCKED
-), size AS MATERIALIZED (
+WITH size AS MATERIALIZED (
     SELECT max(pg_relation_size(relid)) / current_setting('block_size')::int AS pages
     FROM (SELECT relid FROM pg_partition_tree('oncekey_records')
           UNION ALL SELECT 'oncekey_records'::regclass) parts
+), turn AS MATERIALIZED (
+    -- Every tenant may write the page: one that can't be is the first.
+    SELECT CASE WHEN s.page BETWEEN 0 AND size.pages THEN s.page ELSE 0 END AS page
+    FROM oncekey_state s, size WHERE s.only_one FOR UPDATE OF s SKIP LOCKED
 ), cut AS MATERIALIZED (
     SELECT coalesce($2::bigint, {now} - $3::bigint)
         AS at
@@ -372,25 +376,37 @@ SELECT version, step FROM oncekey_schema
 INSERT INTO oncekey_schema (version, step) VALUES ($1::int, $2::text)
 
 -- name: inspect
--- The schema as it is, in one look: tables, versions, columns, primary key, security, role.
-SELECT to_regclass('oncekey_records') IS NOT NULL AS records,
-    to_regclass('oncekey_waiters') IS NOT NULL AS waiters,
-    to_regclass('oncekey_state') IS NOT NULL AS state,
-    to_regclass('oncekey_schema') IS NOT NULL AS versions,
+-- The schema as it is, in one look: tables, versions, columns, primary key, security, role, and
+-- where the tables are: temporary ones, which come first in every search_path, are none of ours.
+WITH home AS MATERIALIZED (
+    SELECT coalesce((
+        SELECT n.nspname
+        FROM unnest(current_schemas(false)) WITH ORDINALITY AS p (name, place)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = p.name AND n.oid <> pg_my_temp_schema()
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+            AND c.relname IN ('oncekey_records', 'oncekey_state')
+        ORDER BY p.place LIMIT 1
+    ), current_schema(), 'public')::text AS name
+), found AS MATERIALIZED (
+    SELECT home.name, to_regclass(format('%I.oncekey_records', home.name)) AS records,
+        to_regclass(format('%I.oncekey_waiters', home.name)) AS waiters,
+        to_regclass(format('%I.oncekey_state', home.name)) AS state,
+        to_regclass(format('%I.oncekey_schema', home.name)) AS versions
+    FROM home
+)
+SELECT f.records IS NOT NULL AS records, f.waiters IS NOT NULL AS waiters,
+    f.state IS NOT NULL AS state, f.versions IS NOT NULL AS versions,
     (SELECT array_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
             || CASE WHEN c.collname = 'C' THEN ' C' ELSE '' END)
-     FROM pg_attribute a LEFT JOIN pg_collation c ON c.oid = a.attcollation
-     WHERE a.attrelid = to_regclass('oncekey_records') AND a.attnum > 0 AND NOT a.attisdropped)
-        AS columns,
+     FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
+     WHERE a.attrelid = f.records AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
     (SELECT array_agg(a.attname::text ORDER BY k.place)
-     FROM pg_index i
+     FROM pg_catalog.pg_index i
      CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
-     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
-     WHERE i.indrelid = to_regclass('oncekey_records') AND i.indisprimary) AS primary_key,
-    (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('oncekey_records'))
-        AS row_security,
-    (SELECT bool_or(relpersistence = 'u') FROM pg_class
-     WHERE oid = to_regclass('oncekey_records') OR oid IN (
-         SELECT relid FROM pg_partition_tree(to_regclass('oncekey_records')))) AS unlogged,
-    current_user::text AS role,
-    current_setting('synchronous_commit') AS synchronous_commit
+     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+     WHERE i.indrelid = f.records AND i.indisprimary) AS primary_key,
+    (SELECT relrowsecurity FROM pg_catalog.pg_class WHERE oid = f.records) AS row_security,
+    (SELECT bool_or(relpersistence = 'u') FROM pg_catalog.pg_class
+     WHERE oid = f.records OR oid IN (SELECT relid FROM pg_partition_tree(f.records))) AS unlogged,
+    current_user::text AS role, f.name AS home
+FROM found f
