@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 from tests.http.conftest import Make
@@ -120,3 +121,43 @@ def test_what_can_not_be_unpacked_is_told(make: Make, coding: str, body: bytes) 
 def test_who_reads_gzip(accepted: str, expected: bool) -> None:
     """Named, or by a star, with a weight that is not zero."""
     assert accepts(accepted, "gzip") is expected
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+async def test_middleware_of_the_application_and_replays(where: str) -> None:
+    """Starlette's CORS and gzip, on either side: a replay has each header once, and is readable."""
+    import httpx
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+
+    from oncekey import MemoryBackend
+    from oncekey.adapters.starlette import IdempotencyMiddleware
+
+    origins = ["https://a.example", "https://b.example"]
+    theirs = [Middleware(CORSMiddleware, allow_origins=origins), Middleware(GZipMiddleware)]
+    ours: Any = Middleware(IdempotencyMiddleware, MemoryBackend())  # type: ignore[arg-type]
+    app = Starlette(
+        routes=[Route("/", lambda _: PlainTextResponse("x" * 5000, 201), methods=["POST"])],
+        middleware=[ours, *theirs] if where == "inside" else [*theirs, ours],
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://shop"
+    ) as client:
+        sent = {"Idempotency-Key": "k", "Authorization": "me", "Origin": origins[0]}
+        first = await client.post("/", headers=sent)
+        for coding in ("gzip", "identity"):
+            again = await client.post("/", headers={**sent, "Accept-Encoding": coding})
+            assert again.headers["idempotent-replayed"] == "true"
+            assert again.text == first.text == "x" * 5000
+            assert again.headers.get("content-encoding", "identity") == coding
+            for name in ("access-control-allow-origin", "content-length"):
+                assert len(again.headers.get_list(name)) == 1
+            assert again.headers["access-control-allow-origin"] == origins[0]
+        # Another origin is not let in by what was said to the first.
+        other = await client.post("/", headers={**sent, "Origin": origins[1]})
+        allowed = origins[0] if where == "inside" else origins[1]
+        assert other.headers["access-control-allow-origin"] == allowed
