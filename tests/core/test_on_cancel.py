@@ -264,6 +264,29 @@ async def test_a_lost_claim_interrupts_the_handler_and_not_its_caller() -> None:
     assert task.cancelling() == 0
 
 
+@pytest.mark.parametrize("eager", [False, True])
+async def test_the_loops_own_kind_of_task_is_used(eager: bool) -> None:
+    """A task factory that knows nothing of contexts, or starts at once, does as well."""
+    made: list[Any] = []
+
+    def factory(loop: Any, work: Any, **options: Any) -> Any:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **options)
+
+    eagerly = getattr(asyncio, "eager_task_factory", factory)
+    loop = asyncio.get_running_loop()
+    store = IdempotencyStore(MemoryBackend())
+    handler = Handler(store)
+    handler.gate.set()
+    loop.set_task_factory(eagerly if eager else lambda loop, work: factory(loop, work))
+    try:
+        assert await handler.call(REQUEST, ALICE) == {"n": 1}
+        assert await handler.call(REQUEST, ALICE) == {"n": 1}
+    finally:
+        loop.set_task_factory(None)
+    assert eager or len(made) == 1
+
+
 async def test_context_variables_go_in_and_come_out() -> None:
     """The handler sees what its caller has set, and the caller what the handler sets."""
     store = IdempotencyStore(MemoryBackend())

@@ -154,7 +154,7 @@ async def test_namespaces_and_requests_are_apart() -> None:
 async def test_a_store_failure_processes_rather_than_drops(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A failing store is a WARNING and True; neither key nor sender is logged whole."""
+    """A failing store is a WARNING and True; neither key nor sender is logged."""
 
     class Down(MemoryBackend):
         async def first_seen(self, *args: Any) -> bool:
@@ -164,8 +164,8 @@ async def test_a_store_failure_processes_rather_than_drops(
     with caplog.at_level(logging.WARNING, logger="oncekey"):
         assert await dedup.check_and_record("the-sender", "event-123456789") is True
     assert "dedup failed" in caplog.text
-    assert "event-12…" in caplog.text
-    assert "event-123456789" not in caplog.text
+    assert "key=" in caplog.text
+    assert "event-12" not in caplog.text
     assert "the-sender" not in caplog.text
 
 

@@ -338,7 +338,8 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
         raise refusal(claim, job.operation, job.plan.terms)
     if job.finishing is None:
         return await _arun(store, job, claim, handler)
-    return await _outliving(_arun(store, job, claim, handler), job, claim, job.finishing)
+    work = functools.partial(_arun, store, job, claim, handler)
+    return await _outliving(work, job, claim, job.finishing)
 
 
 async def _arun(
@@ -360,7 +361,7 @@ FINISH_SECONDS = 3600.0  # how long a handler may go on without its caller, if n
 
 
 async def _outliving(
-    work: Coroutine[Any, Any, T], job: Job, claim: Claim, kept: set[asyncio.Task[Any]]
+    work: Callable[[], Awaitable[T]], job: Job, claim: Claim, kept: set[asyncio.Task[Any]]
 ) -> T:
     """Wait for ``work`` in a task of its own, which goes on if this one is cancelled.
 
@@ -369,7 +370,15 @@ async def _outliving(
     """
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
-    task = loop.create_task(work, context=context)
+
+    async def alone() -> T:
+        nonlocal context
+        try:
+            return await work()
+        finally:
+            context = contextvars.copy_context()
+
+    task = loop.create_task(alone())
     kept.add(task)
     task.add_done_callback(kept.discard)
     try:
