@@ -530,7 +530,12 @@ def unavailable() -> dict[str, tuple[Provider, str]]:
             "key_unknown",
         ),
         "paypal, certificate": (
-            provider("paypal", webhook_id="1JE4291016473214C", fetch=_fails),
+            provider(
+                "paypal",
+                webhook_id="1JE4291016473214C",
+                fetch=_fails,
+                accept_unsigned="body",
+            ),
             "key_unknown",
         ),
     }

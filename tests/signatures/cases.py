@@ -7,7 +7,7 @@ import json
 from functools import cache
 from typing import Any, NamedTuple
 
-from oncekey.signatures import Provider, SignedRequest, provider, providers
+from oncekey.signatures import CertificateCache, Provider, SignedRequest, provider, providers
 
 NOW = 1_794_800_000.0
 URL = "https://example.com/webhooks?tenant=7"
@@ -20,6 +20,7 @@ OLD_HEX_KEY = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 CERT_URL = "https://api.paypal.com/v1/notifications/certs/CERT-360caa42-fca2a594-1d93a270"
 WEBHOOK_ID = "1JE4291016473214C"
 
+UNSIGNED_BODIES = ("paypal", "mailgun")
 SIGNS_URL = ("twilio", "square", "hubspot")
 OURS = [name for name, facts in providers().items() if not facts.factory]
 
@@ -108,16 +109,17 @@ class Keys(NamedTuple):
     paypal: bytes
     certificate: bytes
     expired: bytes
+    root: bytes
 
 
 @cache
 def keys() -> Keys:
     import base64
 
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-    from cryptography.x509.oid import NameOID
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    from oncekey.testing._keys import issued
 
     def pem(key: Any) -> bytes:
         return key.private_bytes(
@@ -129,14 +131,10 @@ def keys() -> Keys:
     seed = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     curve = ec.derive_private_key(0xC0FFEE, ec.SECP256R1())
     other_curve = ec.derive_private_key(0xBEEF, ec.SECP256R1())
-    big = rsa.generate_private_key(65537, 2048)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "certs.paypal.com")])
-    moment = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
-    day = datetime.timedelta(days=1)
-
-    def certificate(begins: datetime.datetime, ends: datetime.datetime) -> bytes:
-        made = x509.CertificateBuilder(name, name, big.public_key(), 1, begins, ends)
-        return made.sign(big, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    years = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 2020, 2100)]
+    name = "messageverificationcerts.paypal.com"
+    big, certificate, root = issued(name, years[0], years[2])
+    _, expired, old_root = issued(name, years[0], years[1])
 
     spki = curve.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -151,9 +149,10 @@ def keys() -> Keys:
         pem(curve),
         base64.b64encode(spki).decode(),
         pem(other_curve),
-        pem(big),
-        certificate(moment - 400 * day, moment + 400 * day),
-        certificate(moment - 400 * day, moment - 300 * day),
+        big,
+        certificate,
+        expired,
+        root + old_root,
     )
 
 
@@ -181,9 +180,14 @@ def _make(name: str, options: dict[str, Any]) -> Provider:
         given = {
             "webhook_id": WEBHOOK_ID,
             "fetch": lambda _url: keys().certificate,
+            "trust": keys().root,
             "signing_key": keys().paypal,
             "cert_url": CERT_URL,
         }
+    if isinstance(options.get("fetch"), CertificateCache):
+        del given["trust"]
+    if name in UNSIGNED_BODIES:
+        given["accept_unsigned"] = "body"
     if name in SIGNS_URL:
         given["allowed_hosts"] = "*"  # test_hosts.py has more
     return provider(name, **{**given, **options})

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.signatures.cases import ADYEN_ITEM, HEX_KEY, NOW, SECRET, URL, adyen_body, make, signed
+from tests.signatures.cases import ADYEN_ITEM, HEX_KEY, NOW, URL, adyen_body, make, signed
 
 from oncekey.signatures import provider
 
@@ -169,4 +169,4 @@ def test_mailgun_binds_timestamp_and_token() -> None:
     as_number = {**payload, "signature": {**block, "timestamp": int(block["timestamp"])}}
     assert make("mailgun").verify("POST", URL, {}, json.dumps(as_number).encode(), now=NOW).ok
     with pytest.raises(ValueError, match="JSON object"):
-        provider("mailgun", secret=SECRET).sign("POST", URL, {}, b"[]")
+        make("mailgun").sign("POST", URL, {}, b"[]")

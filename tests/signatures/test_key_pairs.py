@@ -117,7 +117,7 @@ sys.modules["cryptography"] = None
 for name, options in (
     ("discord", {"secret": "00" * 32}),
     ("sendgrid", {"secret": "QUJD"}),
-    ("paypal", {"webhook_id": "1"}),
+    ("paypal", {"webhook_id": "1", "accept_unsigned": "body"}),
     ("standard-webhooks", {"secret": "whpk_QUJD"}),
 ):
     try:

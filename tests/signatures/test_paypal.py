@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
 
 import pytest
 from tests.signatures.cases import CERT_URL, NOW, URL, WEBHOOK_ID, keys, make, signed
 
 from oncekey.errors import OncekeyError
-from oncekey.signatures import CertificateCache, provider
+from oncekey.signatures import CertificateCache, Provider, provider
+from oncekey.signatures.certificates import fetch_certificate
 from oncekey.testing import ManualClock
+from oncekey.testing._keys import issued
 
 pytest.importorskip("cryptography")
+
+JSON = {"Content-Type": "application/json"}
 
 
 class Fetches:
@@ -28,11 +36,16 @@ class Fetches:
         return self.answer
 
 
+def receiver(fetch: object) -> Provider:
+    """One that trusts the tests' own root, by itself or through its cache."""
+    trust = {} if isinstance(fetch, CertificateCache) else {"trust": keys().root}
+    return provider("paypal", webhook_id=WEBHOOK_ID, fetch=fetch, accept_unsigned="body", **trust)
+
+
 def verify(fetch: object, **headers: str) -> str:
     request = signed("paypal")
     fields = {**request.headers, **{name.replace("_", "-"): one for name, one in headers.items()}}
-    receiver = provider("paypal", webhook_id=WEBHOOK_ID, fetch=fetch)
-    return receiver.verify("POST", URL, fields, request.body, now=NOW).code
+    return receiver(fetch).verify("POST", URL, fields, request.body, now=NOW).code
 
 
 @pytest.mark.parametrize(
@@ -66,13 +79,13 @@ def test_only_paypals_own_certificates_are_fetched(url: str) -> None:
     assert fetch.urls == []
 
 
-@pytest.mark.parametrize("host", ["api.paypal.com", "api.sandbox.paypal.com", "api-m.paypal.com"])
+@pytest.mark.parametrize("host", ["api", "api-m", "api.sandbox", "api-m.sandbox"])
 def test_paypals_hosts_are_fetched(host: str) -> None:
-    """Live and sandbox."""
+    """Live and sandbox, whose certificate has another name."""
     fetch = Fetches()
-    url = f"https://{host}/v1/notifications/certs/CERT-1"
+    url = f"https://{host}.paypal.com/v1/notifications/certs/CERT-1"
 
-    assert verify(fetch, PAYPAL_CERT_URL=url) == "ok"
+    assert verify(fetch, PAYPAL_CERT_URL=url) == ("key_unknown" if "sandbox" in host else "ok")
     assert fetch.urls == [url]
 
 
@@ -93,7 +106,7 @@ def test_an_expired_certificate_is_not_believed() -> None:
 def test_a_certificate_is_fetched_once() -> None:
     """And again only when it was kept for a day; a failure is kept for a minute."""
     clock, fetch = ManualClock(), Fetches()
-    cache = CertificateCache(fetch, clock=clock)
+    cache = CertificateCache(fetch, clock=clock, trust=keys().root)
     for _ in range(3):
         assert verify(cache) == "ok"
     assert len(fetch.urls) == 1
@@ -102,7 +115,7 @@ def test_a_certificate_is_fetched_once() -> None:
     assert len(fetch.urls) == 2
 
     failing = Fetches(OSError("down"))
-    cache = CertificateCache(failing, clock=clock)
+    cache = CertificateCache(failing, clock=clock, trust=keys().root)
     for _ in range(3):
         assert verify(cache) == "key_unknown"
     assert len(failing.urls) == 1
@@ -114,7 +127,7 @@ def test_a_certificate_is_fetched_once() -> None:
 def test_strangers_can_not_make_us_fetch_without_end() -> None:
     """Ten fetches a minute, however many certificates are named; the known one still works."""
     clock, fetch = ManualClock(), Fetches()
-    cache = CertificateCache(fetch, clock=clock)
+    cache = CertificateCache(fetch, clock=clock, trust=keys().root)
     assert verify(cache) == "ok"
     fetch.answer = OSError("404")
     for number in range(500):
@@ -127,6 +140,141 @@ def test_strangers_can_not_make_us_fetch_without_end() -> None:
     assert len(cache._entries) <= 32
     assert verify(cache) == "ok"
     assert len(fetch.urls) == 110
+
+
+class Site:
+    """PayPal's: one certificate, and nothing at other URLs."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+
+    def __call__(self, url: str) -> bytes:
+        self.urls.append(url)
+        if url != CERT_URL:
+            raise OSError("404")
+        return keys().certificate
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("host", ["api.paypal.com", "api.sandbox.paypal.com", "x.paypal.com"])
+def test_forged_urls_do_not_starve_the_true_one(host: str, copies: int) -> None:
+    """Of another host they cost it nothing; of its own, it is soon the one named most often."""
+    site = Site()
+    cache = CertificateCache(site, clock=ManualClock(), trust=keys().root)
+    for number in range(300):
+        forged = f"https://{host}/v1/notifications/certs/CERT-{number}"
+        for _ in range(copies):
+            assert verify(cache, PAYPAL_CERT_URL=forged) == "key_unknown"
+    assert len(site.urls) <= 10
+    codes = [verify(cache) for _ in range(3)]
+    assert codes[-1] == "ok"
+    assert host == "api.paypal.com" or codes[0] == "ok"
+
+
+def test_a_known_certificate_is_fetched_again_whatever_strangers_do() -> None:
+    """And holds while it can't be: only PayPal's word that it is gone ends it."""
+    clock, fetch = ManualClock(), Fetches()
+    cache = CertificateCache(fetch, clock=clock, trust=keys().root)
+    assert verify(cache) == "ok"
+    clock.advance(86_400)
+    fetch.answer = OSError("down")
+    for number in range(50):
+        verify(cache, PAYPAL_CERT_URL=f"{CERT_URL}{number}")
+    assert verify(cache) == "ok"
+    assert fetch.urls[-1] == CERT_URL
+    clock.advance(60)
+    fetch.answer = HTTPError(CERT_URL, 410, "gone", None, None)  # type: ignore[arg-type]
+    assert verify(cache) == "key_unknown"
+
+
+# --- chains --------------------------------------------------------------------------------------
+
+
+def test_a_certificate_without_a_trusted_chain_is_not_believed() -> None:
+    """Signed by a key whose certificate somebody made himself: the system's roots, or yours."""
+    cache = CertificateCache(Fetches())
+    verdict = receiver(cache).verify(*signed("paypal"), now=NOW)
+    assert (verdict.code, verdict.transient) == ("key_unknown", False)
+    years = [datetime(year, 1, 1, tzinfo=UTC) for year in (2000, 2100)]
+    stranger, certificate, root = issued("messageverificationcerts.paypal.com", *years)
+    forger = make("paypal", signing_key=stranger, fetch=Fetches(certificate), trust=root)
+    request = forger.sign("POST", URL, JSON, b'{"id": "WH-1"}', now=NOW)
+    assert forger.verify(*request, now=NOW).ok
+    for sent in (certificate, certificate + root):  # nor does a root that comes along help
+        assert receiver(Fetches(sent)).verify(*request, now=NOW).code == "key_unknown"
+
+
+@pytest.mark.parametrize(
+    "name, host, ok",
+    [
+        ("messageverificationcerts.paypal.com", "api.paypal.com", True),
+        ("messageverificationcerts.sandbox.paypal.com", "api-m.sandbox.paypal.com", True),
+        ("messageverificationcerts.sandbox.paypal.com", "api.paypal.com", False),
+        ("messageverificationcerts.paypal.com", "api.sandbox.paypal.com", False),
+        ("www.paypal.com", "api.paypal.com", False),
+        ("messageverificationcerts.paypal.com.evil.example", "api.paypal.com", False),
+        ("evil.example", "api.paypal.com", False),
+    ],
+)
+def test_a_trusted_certificate_must_be_made_out_to_paypal(name: str, host: str, ok: bool) -> None:
+    """Any site has a certificate of a trusted root: the name in it decides."""
+    years = [datetime(year, 1, 1, tzinfo=UTC) for year in (2000, 2100)]
+    private, certificate, root = issued(name, *years)
+    url = f"https://{host}/v1/notifications/certs/CERT-1"
+    options = {"signing_key": private, "cert_url": url, "fetch": Fetches(certificate)}
+    maker = make("paypal", trust=root, **options)
+    request = maker.sign("POST", URL, JSON, b'{"id": "WH-1"}', now=NOW)
+    assert maker.verify(*request, now=NOW).ok == ok
+
+
+class Drips(BaseHTTPRequestHandler):
+    """Answers a byte at a time, and never ends."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+        while not self.server.stopped.wait(0.01):  # type: ignore[attr-defined]
+            self.wfile.write(b"-")
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def test_a_fetch_that_never_ends_is_given_up() -> None:
+    """Each of its steps is quick, all of them together are not: the delivery is told to come again.
+
+    Without a deadline for the whole, this test would hang.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drips)
+    server.stopped = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        slow = f"http://127.0.0.1:{server.server_port}/"
+        cache = CertificateCache(
+            lambda _url: fetch_certificate(slow), deadline=0.2, trust=keys().root
+        )
+        verdict = receiver(cache).verify(*signed("paypal"), now=NOW)
+        assert (verdict.code, verdict.transient) == ("key_unknown", True)
+    finally:
+        server.stopped.set()  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# --- what is not signed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, why", [("paypal", "CRC32"), ("mailgun", "nothing of the event")])
+def test_what_is_not_signed_must_be_said(name: str, why: str) -> None:
+    """The body can be forged outright, so its user says that he knows."""
+    given = {"webhook_id": WEBHOOK_ID} if name == "paypal" else {"secret": "s"}
+    with pytest.raises(ValueError, match=rf"{why}.*accept_unsigned='body'"):
+        provider(name, **given)
+    with pytest.raises(ValueError, match="accept_unsigned='body'"):
+        provider(name, **given, accept_unsigned="id")
+    assert not provider(name, **given, accept_unsigned="body").body_is_signed
+    with pytest.raises(ValueError, match="leave accept_unsigned= out"):
+        provider("stripe", secret="s", accept_unsigned="body")
 
 
 def test_a_forged_crc32_is_why_the_body_counts_as_unsigned() -> None:
@@ -178,9 +326,15 @@ def test_other_headers(name: str, value: str, code: str) -> None:
 
 def test_what_it_needs_is_said() -> None:
     """No shared secret, but the webhook's id; and a private key of one's own to sign."""
+    known = {"accept_unsigned": "body"}
     with pytest.raises(ValueError, match="webhook_id"):
-        provider("paypal")
+        provider("paypal", **known)
     with pytest.raises(ValueError, match="no shared secret"):
-        provider("paypal", secret="x", webhook_id=WEBHOOK_ID)
+        provider("paypal", secret="x", webhook_id=WEBHOOK_ID, **known)
     with pytest.raises(OncekeyError, match="signing_key"):
-        provider("paypal", webhook_id=WEBHOOK_ID).sign("POST", URL, {}, b"{}")
+        provider("paypal", webhook_id=WEBHOOK_ID, **known).sign("POST", URL, {}, b"{}")
+    with pytest.raises(ValueError, match="root certificates"):
+        provider("paypal", webhook_id=WEBHOOK_ID, trust="none", **known)
+    cache = CertificateCache(lambda _url: b"", trust=keys().root)
+    with pytest.raises(ValueError, match="to the CertificateCache"):
+        provider("paypal", webhook_id=WEBHOOK_ID, fetch=cache, trust=keys().root, **known)

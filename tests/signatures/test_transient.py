@@ -295,7 +295,8 @@ def test_a_publisher_that_can_not_be_told_is_transient(
 
 
 def paypal(fetch: Any) -> Provider:
-    return provider("paypal", webhook_id=WEBHOOK_ID, fetch=fetch)
+    trust = {} if isinstance(fetch, CertificateCache) else {"trust": keys().root}
+    return provider("paypal", webhook_id=WEBHOOK_ID, fetch=fetch, accept_unsigned="body", **trust)
 
 
 def gone(code: int) -> HTTPError:
@@ -326,7 +327,7 @@ def test_a_certificate_that_can_not_be_fetched_is_transient(
         fetched.append(url)
         raise error
 
-    maker = paypal(CertificateCache(fetch, clock=clock))
+    maker = paypal(CertificateCache(fetch, trust=keys().root, clock=clock))
     for _ in range(3):
         assert found(maker, signed("paypal")) == ("key_unknown", transient)
     assert len(fetched) == 1
@@ -347,7 +348,11 @@ def test_other_certificates_are_refused_for_good() -> None:
 def test_a_genuine_delivery_past_the_limit_on_fetches_is_transient() -> None:
     """While strangers use up the fetches of a minute, the sender is told to try again."""
     clock = ManualClock()
-    maker = paypal(CertificateCache(lambda _url: keys().certificate, clock=clock, per_minute=1))
+    maker = paypal(
+        CertificateCache(
+            lambda _url: keys().certificate, trust=keys().root, clock=clock, per_minute=1
+        )
+    )
     stranger = signed("paypal")
     stranger.headers["PAYPAL-CERT-URL"] = CERT_URL + "-made-up"
     assert found(maker, stranger) == ("ok", False)
@@ -362,11 +367,11 @@ def test_deliveries_at_the_same_time_wait_for_one_fetch() -> None:
 
     def fetch(url: str) -> bytes:
         fetched.append(url)
-        waiters: Any = cache._under_way[url]._cond._waiters  # type: ignore[attr-defined]
-        eventually(lambda: len(waiters) == 15, "fifteen others wait")
+        waiters: Any = cache._under_way[url][0]._cond._waiters  # type: ignore[attr-defined]
+        eventually(lambda: len(waiters) == 16, "all of them wait")
         return keys().certificate
 
-    cache = CertificateCache(fetch, per_minute=1)
+    cache = CertificateCache(fetch, trust=keys().root, per_minute=1, deadline=60)
     maker = paypal(cache)
     codes: list[str] = []
 
@@ -441,7 +446,7 @@ def test_our_own_fetch_follows_no_redirect(server: str) -> None:
             fetch_certificate(f"{server}/{status}")
         assert caught.value.code == status
         caught.value.close()
-    cache = CertificateCache(lambda url: fetch_certificate(f"{server}/{url}"))
+    cache = CertificateCache(lambda url: fetch_certificate(f"{server}/{url}"), trust=keys().root)
     answers = {status: cache.find(status)[1:] for status in ("200", "302", "404", "500", "201")}
     assert answers["200"][0] is not None
     assert [answers[status] for status in ("302", "404", "500", "201")] == [

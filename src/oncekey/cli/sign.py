@@ -92,7 +92,7 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
     Raises:
         PolicyError: A variable is not set, or the provider refuses what it got.
     """
-    from oncekey.signatures import UnpinnedHostWarning, provider
+    from oncekey.signatures import UnpinnedHostWarning, provider, providers
 
     options: dict[str, Any] = {}
     for one in arguments.option:
@@ -110,6 +110,9 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
         options["secret"] = _from_environment("--secret-env", arguments.secret_env)
     if arguments.signing_key_env:
         options["signing_key"] = _from_environment("--signing-key-env", arguments.signing_key_env)
+    unsigned = facts.unsigned if (facts := providers().get(arguments.provider)) else {}
+    if unsigned:
+        options.setdefault("accept_unsigned", unsigned["what"])  # nothing is accepted here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnpinnedHostWarning)  # for those who verify
         return provider(arguments.provider, **options)

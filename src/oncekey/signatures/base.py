@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.handshakes import Ack, answer_to
-from oncekey.signatures.options import Secrets, as_bytes, as_secrets
+from oncekey.signatures.options import Secrets, as_bytes, as_secrets, check_accepted
 from oncekey.signatures.places import Place, place, value_at
 from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
 from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
@@ -90,6 +90,7 @@ class Facts:
     event_type: str | None = None
     batch: str | None = None
     signed_id: Mapping[str, str] = field(default_factory=dict)
+    unsigned: Mapping[str, str] = field(default_factory=dict)
     handshake: Sequence[Mapping[str, Any]] = ()
     tolerance: float | None = None
     max_age: float | None = None
@@ -144,11 +145,13 @@ class Provider(ABC):
         facts: Facts,
         *,
         account: str = "",
+        accept_unsigned: str = "",
         tolerance: float | None = None,
         event_id: str | None = _AS_DOCUMENTED,
         event_type: str | None = _AS_DOCUMENTED,
         batch: str | None = _AS_DOCUMENTED,
     ) -> None:
+        check_accepted(facts, accept_unsigned)
         self.facts = facts
         self.name = facts.name
         self.title = facts.title

@@ -10,9 +10,25 @@ from oncekey.errors import PolicyError
 if TYPE_CHECKING:
     from oncekey.signatures.base import Facts
 
-__all__ = ["Secrets", "as_bytes", "as_secrets"]
+__all__ = ["Secrets", "as_bytes", "as_secrets", "check_accepted"]
 
 Secrets = str | bytes | Sequence[str | bytes]
+
+
+def check_accepted(facts: Facts, accepted: str) -> None:
+    """Have the user say what a provider does not sign, where that is what handlers go by.
+
+    Raises:
+        PolicyError: It was not said, or something else was.
+    """
+    what = facts.unsigned.get("what", "")
+    if accepted != what:
+        raise PolicyError(
+            f"{facts.title}: {facts.unsigned['why']}. Pass accept_unsigned={what!r} to say that "
+            "you know"
+            if what
+            else f"{facts.title} signs its deliveries: leave accept_unsigned= out"
+        )
 
 
 def as_secrets(

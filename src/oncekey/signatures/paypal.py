@@ -1,8 +1,9 @@
 """PayPal: RSA over ids and a CRC32 of the body, with a certificate that the delivery points to.
 
 Two things to know. The URL of the certificate comes from the delivery, so it is fetched only from
-PayPal's own hosts. And a CRC32 can be forged: whoever captures one delivery can change its body
-and keep the signature right. Treat the body as a hint, and ask PayPal's API for what matters.
+PayPal's own hosts, and believed only if a trusted chain says that it is PayPal's. And a CRC32 can
+be forged: whoever captures one delivery can change its body and keep the signature right. Treat
+the body as a hint, and ask PayPal's API for what matters.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from oncekey.signatures.verdict import Verdict
 __all__ = ["PayPalProvider"]
 
 _CERT_URL = re.compile(
-    r"https://(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+paypal\.com"
+    r"https://api(?:-m)?(?:\.sandbox)?\.paypal\.com"
     r"/v1/notifications/certs/[A-Za-z0-9_-]{1,128}"
 )
 _TRANSMISSION = re.compile(r"[\x21-\x7b\x7d\x7e]{1,255}")  # visible, without the separator |
@@ -43,7 +44,8 @@ class PayPalProvider(Provider):
 
     A certificate is fetched when its URL is first seen: ``verify`` may block for a few seconds
     then, and ``averify`` does that in a thread. Pass ``fetch`` to fetch in your own way, or a
-    ``CertificateCache`` to share.
+    ``CertificateCache`` to share; ``trust`` is the PEM of the roots that its chain may end in, in
+    place of those that the system trusts.
     """
 
     body_is_signed = False
@@ -56,6 +58,7 @@ class PayPalProvider(Provider):
         secret: None = None,
         previous: None = None,
         fetch: Fetch | CertificateCache | None = None,
+        trust: bytes | str | None = None,
         signing_key: str | bytes = "",
         cert_url: str = "",
         **common: Any,
@@ -65,15 +68,16 @@ class PayPalProvider(Provider):
             raise PolicyError("PayPal has no shared secret: pass webhook_id= and no secret=")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", webhook_id):
             raise PolicyError("pass webhook_id=, the id that PayPal's dashboard shows for the hook")
+        need_cryptography()
         self._webhook_id = webhook_id
-        self._cache = (
-            fetch
-            if isinstance(fetch, CertificateCache)
-            else CertificateCache(fetch or fetch_certificate)
-        )
+        if isinstance(fetch, CertificateCache):
+            if trust is not None:
+                raise PolicyError("give trust= to the CertificateCache, which reads certificates")
+            self._cache = fetch
+        else:
+            self._cache = CertificateCache(fetch or fetch_certificate, trust=trust)
         self._private = load_key(signing_key, "signing_key", private=True) if signing_key else None
         self._cert_url = cert_url
-        need_cryptography()
 
     def signed_headers(self) -> frozenset[str]:
         """The id of the transmission, and its time."""
@@ -101,7 +105,7 @@ class PayPalProvider(Provider):
                 "key_unknown",
                 "PayPal's certificate can't be fetched right now: send the delivery again"
                 if transient
-                else "PayPal has no such certificate",
+                else "PayPal has no such certificate, or it is not PayPal's",
                 transient=transient,
             )
         if not certificate.begins <= now <= certificate.ends:

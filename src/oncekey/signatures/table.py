@@ -60,8 +60,9 @@ def provider(
         **options: ``event_id``, ``event_type`` and ``batch`` say where to look instead of where
             the provider documents it (``event_id=None``: there is none, your key strategy finds
             one). Some take more: ``public_url`` and ``allowed_hosts`` (providers that sign the URL:
-            pass one of them), ``webhook_id`` and ``fetch`` (PayPal), ``signing_key`` (to sign with
-            a key pair, for tests).
+            pass one of them), ``webhook_id``, ``fetch`` and ``trust`` (PayPal), ``accept_unsigned``
+            (PayPal and Mailgun, which don't sign the body: say ``"body"``), ``signing_key`` (to
+            sign with a key pair, for tests).
 
     Raises:
         PolicyError: No such provider or option, or a secret that is empty or can't be one. It is
