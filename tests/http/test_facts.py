@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -12,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.http.doors import AsgiDoor, Calls, Door, WsgiDoor
 
-from oncekey import MemoryBackend, MemoryStore
+from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
+from oncekey.adapters.awslambda import idempotent
 from oncekey.http.body import ClientGoneError, asgi_body, wsgi_body
 from oncekey.http.facts import Facts, asgi_facts, facts_of, wsgi_facts
 
@@ -202,3 +204,47 @@ def test_half_a_body_is_none() -> None:
         read_wsgi(10, "4", b"ab")
     with pytest.raises(ClientGoneError):
         wsgi_body({"wsgi.input": Broken(), "CONTENT_LENGTH": "4"}, 10)
+
+
+# One store behind several forms
+
+
+def of_lambda(calls: Calls, store: Any) -> Any:
+    """A Lambda function behind an HTTP API, which tells paths decoded."""
+
+    @idempotent(store, anonymous="shared")
+    def handler(event: Any, context: Any) -> dict[str, Any]:
+        status, _, body = calls(event["body"].encode())
+        return {"statusCode": status, "body": body.decode()}
+
+    def post(key: str, path: str) -> int:
+        event = {
+            "version": "2.0",
+            "rawPath": path,
+            "rawQueryString": "",
+            "headers": {"content-type": "application/json", "idempotency-key": key},
+            "body": '{"amount": 1}',
+            "requestContext": {"domainName": "shop.example", "http": {"method": "POST"}},
+        }
+        return int(handler(event, None)["statusCode"])
+
+    return post
+
+
+@pytest.mark.parametrize("path", ["/café", "/a?b", "/a b%c", "/"])
+def test_a_retry_may_reach_another_form(path: str, tmp_path: Path) -> None:
+    """WSGI, ASGI and Lambda over one store run a request once; another path is a 422."""
+    calls = Calls()
+    store = SQLiteStore(tmp_path / "keys.db")
+    asgi = Door(AsgiDoor(calls, SQLiteBackend(tmp_path / "keys.db")))
+    wsgi = Door(WsgiDoor(calls, store))
+    function = of_lambda(calls, store)
+    told = path.encode().decode("latin-1")  # as a WSGI server writes it
+    assert wsgi.post(path=told).status == 201
+    assert asgi.post(path=quote(path, "/")).status == 201
+    assert calls.count == 1
+    if "%" not in path:  # which an HTTP API does not tell from an escape
+        assert function("key-1", path) == 201
+    assert calls.count == 1
+    assert asgi.post(path=quote(path + "?", "/")).status == 422
+    store.close()
