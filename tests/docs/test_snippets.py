@@ -258,7 +258,7 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
     page = (ROOT / "docs" / "howto" / "use-postgresql.md").read_text("utf-8")
     (grants,) = re.findall(r"^```sql\n(GRANT.*?)^```$", page, re.MULTILINE | re.DOTALL)
     role = f"app_{os.getpid()}"
-    grants = grants.replace(" app;", f" {role};").strip().splitlines()
+    grants = [f"{one} TO {role}" for one in re.split(r"\s+TO app;\s*", grants) if one]
 
     def use() -> None:
         with PgStore(url.replace("postgres@", f"{role}@")) as store:
@@ -269,7 +269,7 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
             held = once.guard("held")
             held.__enter__()
             with pytest.raises(IdempotencyInFlightError):
-                once.guard("held", wait=0.05).__enter__()  # long enough to ask to be told
+                once.guard("held", wait=0.3).__enter__()  # long enough to ask to be told
             held.__exit__(None, None, None)
             store.clear()
 

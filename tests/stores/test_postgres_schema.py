@@ -25,7 +25,7 @@ from oncekey.stores._pg_calls import statements_in
 from oncekey.stores._pg_schema import MIGRATIONS, Migration
 from oncekey.stores.postgres import PgBackend, PgStore
 
-FIRST = ["001 records (pre)"]
+FIRST = ["001 records (pre)", "002 notes (pre)"]
 
 
 def use(store: PgStore, name: Key, answer: bytes = b"j1") -> None:
@@ -93,8 +93,10 @@ def test_processes_that_migrate_at_the_same_time(postgres: Postgres) -> None:
 
 NEXT = [
     *MIGRATIONS,
-    Migration(2, "pre", "note", "ALTER TABLE oncekey_records ADD COLUMN note text;\n"),
-    Migration(2, "post", "note", "ALTER TABLE oncekey_records ALTER COLUMN note SET DEFAULT '';\n"),
+    Migration(90, "pre", "note", "ALTER TABLE oncekey_records ADD COLUMN note text;\n"),
+    Migration(
+        90, "post", "note", "ALTER TABLE oncekey_records ALTER COLUMN note SET DEFAULT '';\n"
+    ),
 ]
 
 
@@ -107,12 +109,12 @@ def test_a_migration_comes_in_two_steps(pg_url: str) -> None:
     """After ``pre`` old code goes on, also with statements it had prepared; then comes ``post``."""
     with PgStore(pg_url) as old, PgStore(pg_url) as new:
         use(old, key("before"))
-        assert run_migrations(new, "pre", NEXT) == ["002 note (pre)"]
+        assert run_migrations(new, "pre", NEXT) == ["090 note (pre)"]
         use(old, key("between"))
         with PgStore(pg_url) as fresh:
             use(fresh, key("a fresh old one"))
         assert run_migrations(new, "pre", NEXT) == []
-        assert run_migrations(new, "post", NEXT) == ["002 note (post)"]
+        assert run_migrations(new, "post", NEXT) == ["090 note (post)"]
         assert run_migrations(new, None, NEXT) == []
         use(old, key("after"))
 
@@ -139,14 +141,14 @@ async def test_prepared_statements_outlive_a_migration(pg_url: str, driver: str)
 
 def test_a_failed_migration_leaves_the_schema_as_it_was(pg_url: str) -> None:
     """Either all of the migrations are done or none, and the connection is not left in between."""
-    wrong = [*NEXT, Migration(3, "pre", "wrong", "ALTER TABLE no_such ADD COLUMN a int;\n")]
+    wrong = [*NEXT, Migration(91, "pre", "wrong", "ALTER TABLE no_such ADD COLUMN a int;\n")]
     with PgStore(pg_url) as store:
         with pytest.raises(StoreError):
             run_migrations(store, None, wrong)
         rows = sql(pg_url, "SELECT version, step FROM oncekey_schema")
-        assert rows == [(1, "pre")]
+        assert sorted(rows) == [(1, "pre"), (2, "pre")]
         assert store.now()
-        assert run_migrations(store, None, NEXT) == ["002 note (pre)", "002 note (post)"]
+        assert run_migrations(store, None, NEXT) == ["090 note (pre)", "090 note (post)"]
 
 
 def test_a_wrong_step_or_number_of_partitions_is_named(pg_url: str, postgres: Postgres) -> None:

@@ -22,6 +22,7 @@ SWEEP_PAGES: Final = 32  # pages a step passes over: a few times what those reco
 GRACE_MS: Final = 60_000
 WORTH_HEARING: Final = 0.02  # seconds: for a shorter wait nobody is asked to announce the outcome
 REGISTER_SECONDS: Final = 30
+MANY_NOTES: Final = 10_000  # more than so many keys are looked through for those of the past
 
 
 def held(record: Record | None, owner: bytes, fence: int) -> bool:
@@ -70,6 +71,7 @@ class Face:
         self._new_records = 0
         self._waiters = Waiters()
         self._registered: dict[bytes, float] = {}
+        self._notes: dict[str, bytes] = {}  # what will be announced for a key
 
     def _deadline(self, jobs: Sequence[Job]) -> Deadline:
         """When a batch must be done: in time for each of its calls, however long they waited.
@@ -85,6 +87,18 @@ class Face:
         self._registered.pop(digest, None)
         self._waiters.wake(digest)
 
+    def _announced_by(self, note: str | bytes, digest: bytes) -> None:
+        if len(self._notes) > MANY_NOTES:
+            kept = self._registered
+            self._notes = {word: key for word, key in self._notes.items() if key in kept}
+        self._notes[note.decode() if isinstance(note, bytes) else note] = digest
+
+    def _noted(self, note: str) -> None:
+        """A word was said on the channel. Who did not ask for it can make nothing of it."""
+        digest = self._notes.pop(note, None)
+        if digest is not None:
+            self._heard(digest)
+
     def _listen_dsn(self, source: Any, prepare: bool) -> str | None:
         if isinstance(self._listen, str):
             return plain(self._listen)
@@ -96,7 +110,7 @@ class Face:
         now = time.monotonic()
         if self._registered.get(digest, 0.0) > now:
             return False
-        if len(self._registered) > 10_000:
+        if len(self._registered) > MANY_NOTES:
             self._registered = {key: at for key, at in self._registered.items() if at > now}
         self._registered[digest] = now + REGISTER_SECONDS / 2
         return True

@@ -16,14 +16,7 @@ LOOK_SECONDS: Final = 0.5  # how often the thread looks whether it is still want
 IDLE_SECONDS: Final = 60.0  # after so long without a waiter the connection is given back
 RETRY_SECONDS: Final = 1.0
 
-Heard = Callable[[bytes], None]
-
-
-def _digest(payload: str) -> bytes:
-    try:
-        return bytes.fromhex(payload)
-    except ValueError:
-        return b""  # somebody else uses the channel
+Heard = Callable[[str], None]  # takes what was said on the channel, by whomever
 
 
 class Listener:
@@ -62,7 +55,7 @@ class Listener:
                     connection.execute(f"LISTEN {CHANNEL}")
                     while not self._over():
                         for note in connection.notifies(timeout=LOOK_SECONDS):
-                            self._heard(_digest(note.payload))
+                            self._heard(note.payload)
             except psycopg.Error:
                 time.sleep(RETRY_SECONDS)  # those who wait look for themselves meanwhile
 
@@ -124,7 +117,7 @@ class AsyncListener:
             connection.terminate()
 
     def _note(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
-        self._heard(_digest(str(payload)))
+        self._heard(str(payload))
 
     async def _listen_psycopg(self) -> None:
         import psycopg
@@ -136,7 +129,7 @@ class AsyncListener:
             await connection.execute(f"LISTEN {CHANNEL}")
             while not self._over():
                 async for note in connection.notifies(timeout=IDLE_SECONDS):
-                    self._heard(_digest(note.payload))
+                    self._heard(note.payload)
         finally:
             await connection.close()
 

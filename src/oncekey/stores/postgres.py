@@ -95,13 +95,14 @@ class PgStore(Face, Transactions, Store, Sweepable, Forking):
         self._claims = ThreadBatch(lambda jobs: self._run("claim", jobs))
         self._settles = ThreadBatch(lambda jobs: self._run("settle", jobs))
         dsn = self._listen_dsn(self._source, prepare)
-        self._listener = Listener(dsn, self._heard) if dsn else None
+        self._listener = Listener(dsn, self._noted) if dsn else None
         watch_forks(self)
 
     def after_fork_in_child(self) -> None:
         """Nobody waits in the child yet."""
         self._waiters = Waiters()
         self._registered.clear()
+        self._notes.clear()
         if self._listener is not None:
             self._listener.reset()
 
@@ -236,7 +237,8 @@ class PgStore(Face, Transactions, Store, Sweepable, Forking):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
         try:
-            self._fetch("await_change", args)
+            rows = self._fetch("await_change", args)
+            self._announced_by(rows[0][0], key.digest)
             record = self.read(key)
         except StoreError as error:
             self._registered.pop(key.digest, None)
@@ -310,7 +312,7 @@ class _Lanes:
         self.claims = LoopBatch(lambda jobs: store._run("claim", jobs))
         self.settles = LoopBatch(lambda jobs: store._run("settle", jobs))
         dsn = store._dsn
-        self.listener = AsyncListener(dsn, store.driver, store._heard) if dsn else None
+        self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
 class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
@@ -500,7 +502,8 @@ class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
             return False
         args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
         try:
-            await self._fetch("await_change", args)
+            rows = await self._fetch("await_change", args)
+            self._announced_by(rows[0][0], key.digest)
             record = await self.read(key)
         except StoreError as error:
             self._registered.pop(key.digest, None)

@@ -201,9 +201,9 @@ asked AS MATERIALIZED (
 ), told AS (
     DELETE FROM oncekey_waiters w USING settled s
     WHERE w.tenant = $1::text AND w.key = s.key
-    RETURNING w.key
+    RETURNING w.note
 ), announced AS (
-    SELECT count(pg_notify('oncekey', encode(key, 'hex'))) FROM told
+    SELECT count(pg_notify('oncekey', note::text)) FROM told
 )
 SELECT key, true AS held, {told} FROM settled, announced
 UNION ALL
@@ -237,9 +237,9 @@ asked AS MATERIALIZED (
 ), told AS (
     DELETE FROM oncekey_waiters w USING settled s
     WHERE w.tenant = $1::text AND w.key = s.key
-    RETURNING w.key
+    RETURNING w.note
 ), announced AS (
-    SELECT count(pg_notify('oncekey', encode(key, 'hex'))) FROM told
+    SELECT count(pg_notify('oncekey', note::text)) FROM told
 )
 SELECT key, true AS held FROM settled, announced
 UNION ALL
@@ -314,6 +314,7 @@ DELETE FROM oncekey_records WHERE tenant = $1::text
 INSERT INTO oncekey_waiters AS w (tenant, key, until)
 VALUES ($1::text, $2::bytea, {now} + $3::bigint)
 ON CONFLICT (tenant, key) DO UPDATE SET until = greatest(w.until, EXCLUDED.until)
+RETURNING w.note::text
 
 -- name: sweep
 -- $1 pages to pass over, $2 cutoff (NULL: now minus grace), $3 grace
