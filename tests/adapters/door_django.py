@@ -187,7 +187,8 @@ def main(folder: str) -> None:
     seen: dict[str, Any] = {kind: scenario(kind) for kind in made}
     seen["calls"] = CALLS
     refused = []
-    for view in (View.as_view(), login_required(View.as_view()), made["rest-function"]):
+    checked = login_required(lambda request: None)
+    for view in (View.as_view(), login_required(View.as_view()), made["rest-function"], checked):
         try:
             idempotent("memory://")(view)
         except PolicyError as error:

@@ -132,6 +132,25 @@ def test_bad_requests_do_not_reach_the_handler(shop: Shop) -> None:
     assert site.notes("effects") == before
 
 
+def test_nobodys_key_is_refused(shop: Shop) -> None:
+    """Without a login, or with another caller's key, nobody gets what was answered to a caller."""
+    _, site, client = shop
+    order = fresh()
+    assert pay(client, order, order).status_code == 201
+    with connect(site) as other:
+        del other.headers["Authorization"]
+        for extra in ({}, {"Cookie": "session=1"}, {"X-API-Key": "k"}):
+            other.headers.update(extra)
+            reply = pay(other, order, order)
+            assert reply.status_code == 401
+            assert reply.json()["type"] == "urn:oncekey:problem:caller-unknown"
+            assert "scope=" in reply.json()["detail"]
+        other.headers["Authorization"] = "Bearer other"
+        reply = pay(other, order, order)
+        assert (reply.status_code, "idempotent-replayed" in reply.headers) == (201, False)
+    assert site.notes("effects").count(order) == 2
+
+
 def test_unkeyed_requests_pass(shop: Shop) -> None:
     """Without a key each request runs."""
     _, site, client = shop

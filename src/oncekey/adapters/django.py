@@ -233,6 +233,11 @@ def idempotent(
                 "with @method_decorator(idempotent(...), name='dispatch'), or put idempotent below "
                 "@api_view"
             )
+        if hasattr(view, "redirect_field_name"):
+            raise PolicyError(
+                "a replay would pass by @login_required or @permission_required: put idempotent "
+                "below them, next to the view"
+            )
         instance = _instance(view)
         guarded: Any
         if instance is not None:

@@ -125,6 +125,7 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         facts = asgi_facts(scope, rules.header_name, scope)
+        exchange: _Exchange | None = None
         instead: Answer | None = None
         try:
             key = rules.key(facts)
@@ -141,7 +142,7 @@ class IdempotencyMiddleware:
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
-        if key is None:
+        if exchange is None:
             await self.app(scope, receive, send)
         elif instead is None:
             await self._run(exchange, scope)

@@ -72,8 +72,8 @@ def _identity(named: Any) -> str:
 
 def header_of(source: Any, name: str) -> str:
     """A header of a request, whatever framework it is of; one that came twice is joined."""
-    if not isinstance(source, Mapping) or hasattr(source, "headers"):
-        fields = source.headers  # of Flask, Django, aiohttp
+    fields: Any = getattr(source, "headers", None)
+    if fields is not None:  # of Flask, Django, aiohttp
         every = getattr(fields, "getall", None) or getattr(fields, "getlist", None)
         found = every(name) if every is not None and name in fields else [fields.get(name, "")]
         return ",".join(found)

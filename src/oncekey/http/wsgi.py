@@ -82,24 +82,31 @@ class IdempotencyMiddleware:
         facts = wsgi_facts(environ, rules.header, environ)
         try:
             key = rules.key(facts)
-            if key is not None:
-                caller = identify(rules, self.store, facts)
-                body = wsgi_body(environ, rules.settings.max_body_bytes)
-                job = rules.job(key, caller, facts, body)
-                opened = enter(rules, self.store, job, facts)
+            entered = None if key is None else self._enter(key, facts, start_response)
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
         except ClientGoneError:
             return _give(start_response, rules.refusal(ENDED_EARLY))
         # Not in the block above: what the application raises is its own affair.
-        if key is None:
+        if entered is None:
             return self.app(environ, start_response)
-        if isinstance(opened, Claim):
-            exchange = _Exchange(self, facts, job, opened, start_response)
-            return self._run(exchange, environ, body)
-        return _give(start_response, opened)
+        if isinstance(entered, Answer):
+            return _give(start_response, entered)
+        return self._run(*entered, environ)
 
-    def _run(self, exchange: _Exchange, environ: Environ, body: bytes) -> Iterable[bytes]:
+    def _enter(
+        self, key: str, facts: Facts, start_response: StartResponse
+    ) -> Answer | tuple[_Exchange, bytes]:
+        rules = self.rules
+        caller = identify(rules, self.store, facts)
+        body = wsgi_body(facts.source, rules.settings.max_body_bytes)
+        job = rules.job(key, caller, facts, body)
+        opened = enter(rules, self.store, job, facts)
+        if isinstance(opened, Answer):
+            return opened
+        return _Exchange(self, facts, job, opened, start_response), body
+
+    def _run(self, exchange: _Exchange, body: bytes, environ: Environ) -> Iterable[bytes]:
         """Run the application, as the one that holds the key."""
         child = {**environ, MARK: True, "wsgi.input": io.BytesIO(body)}
         child["CONTENT_LENGTH"] = str(len(body))
