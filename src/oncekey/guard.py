@@ -177,11 +177,13 @@ class _Base:
     def _check(self, function: Callable[..., Any]) -> None:
         raise NotImplementedError
 
-    def _block(self, key: str, payload: object, options: dict[str, Any]) -> engine.Job:
+    def _block(
+        self, key: str, payload: object, options: dict[str, Any], returns: Any = None
+    ) -> engine.Job:
         policy = self.policy.but(options)
         mark = b"" if payload is None else fingerprint(payload)
         name = Key(block_scope(self._scope), key_name(key, "key"))
-        return engine.Job(name, mark, Plan.of(policy), Codec(), "guard")
+        return engine.Job(name, mark, Plan.of(policy), Codec(returns or Any), "guard")
 
 
 class Once(_Base):
@@ -293,6 +295,7 @@ class Once(_Base):
         *,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
         **options: Any,
     ) -> Transaction:
         """Guard a block exactly once: claim, your writes and the answer in one commit.
@@ -303,20 +306,26 @@ class Once(_Base):
             on: Your connection or session, or a pool, engine or sessionmaker to take one from.
                 Default: the store's own.
             error_answer: Makes an answer of an error, which is stored with the writes rolled back.
+            returns: The answer's type, if it is or has a Pydantic model or a dataclass.
             **options: Options of ``Policy`` for this block.
 
         Raises:
             TransactionRefusedError: The store has no transactions, or the connection can't be safe.
         """
         check_transactional(self.store)
-        return Transaction(self.store, on, self._block(key, payload, options), error_answer)
+        return Transaction(
+            self.store, on, self._block(key, payload, options, returns), error_answer
+        )
 
-    def guard(self, key: str, payload: object = None, **options: Any) -> _Guard:
+    def guard(
+        self, key: str, payload: object = None, *, returns: Any = None, **options: Any
+    ) -> _Guard:
         """Guard a block. It always runs: look at ``replayed`` before you do the work.
 
         Args:
             key: The key.
             payload: What must not change under one key. ``None``: nothing is compared.
+            returns: The answer's type, if it is or has a Pydantic model or a dataclass.
             **options: Options of ``Policy`` for this block.
 
         Example:
@@ -328,7 +337,7 @@ class Once(_Base):
             >>> claim.answer
             'sent'
         """
-        return _Guard(self.store, self._block(key, payload, options))
+        return _Guard(self.store, self._block(key, payload, options, returns))
 
 
 class _Guard:
@@ -449,15 +458,20 @@ class AsyncOnce(_Base):
         *,
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
         **options: Any,
     ) -> AsyncTransaction:
         """Guard a block exactly once with ``async with``. See ``Once.transaction``."""
         check_transactional(self.store)
-        return AsyncTransaction(self.store, on, self._block(key, payload, options), error_answer)
+        return AsyncTransaction(
+            self.store, on, self._block(key, payload, options, returns), error_answer
+        )
 
-    def guard(self, key: str, payload: object = None, **options: Any) -> _AsyncGuard:
+    def guard(
+        self, key: str, payload: object = None, *, returns: Any = None, **options: Any
+    ) -> _AsyncGuard:
         """Guard a block with ``async with``. See ``Once.guard``."""
-        return _AsyncGuard(self.store, self._block(key, payload, options))
+        return _AsyncGuard(self.store, self._block(key, payload, options, returns))
 
 
 class _AsyncGuard:

@@ -397,15 +397,15 @@ def replay(store: Any) -> Any:
     def work() -> None:
         raise AssertionError("ran again")
 
-    return Once(store)(key=lambda: "o-1")(work)()
+    return Once(store)(key=lambda: "o-1", name="work")(work)()
 
 
 def test_a_missing_key_stops_the_replay(places: Places, caplog: pytest.LogCaptureFixture) -> None:
     """The error says which key is missing; the work does not run, and the answer is kept."""
     caplog.set_level(logging.DEBUG)
     with places[0]() as inner:
-        scope = Scope("once", "", f"{replay.__module__}.replay.<locals>.work")
-        owner, terms = os.urandom(16), Once(inner)._block("x", None, {}).plan.terms
+        scope = Scope("once", "", "work")
+        owner, terms = os.urandom(16), Once(inner)._block("x", None, {}, Any).plan.terms
         sealing, key = encrypted(inner, RING), Key(scope, "o-1")
         won = sealing.claim(key, owner, b"", terms)
         assert sealing.complete(key, owner, won.fence, b"j1", terms)
@@ -427,8 +427,7 @@ def replay_in_transaction(store: Any) -> Any:
     def work() -> None:
         raise AssertionError("ran again")
 
-    work.__qualname__ = "replay.<locals>.work"
-    return Once(store)(key=lambda: "o-1", transactional=True)(work)()
+    return Once(store)(key=lambda: "o-1", name="work", transactional=True)(work)()
 
 
 async def test_a_missing_key_stops_the_replay_async() -> None:

@@ -114,7 +114,7 @@ def _encode(job: Job, value: Any) -> bytes:
         answer = job.codec.encode(value)
     except UnsupportedAnswerError as error:
         logger.warning("%s was done, but its answer can't be replayed: %s", job.operation, error)
-        return omitted(None)
+        return omitted(None, str(error))
     return answer if len(answer) <= job.plan.max_answer_bytes else omitted(answer)
 
 

@@ -1,15 +1,17 @@
-"""Answers as bytes: JSON values, Pydantic models and dataclasses, given back as the same type.
+"""Answers as bytes: JSON, values that JSON lacks, models and dataclasses, given back as they were.
 
-One tag byte, then JSON. The tags: ``j`` a JSON value, ``d`` a container as the function declares it
-(``list[Model]``), ``t`` a typed value (the type's name, a newline, the JSON), ``e`` a JSON value
-with the exact time at which it ends (that, a newline, the JSON), ``o`` an answer that was not kept
-(the digest of what it was, or nothing).
+One tag byte, then JSON. The tags: ``j`` JSON values, ``v`` values with those that JSON lacks (see
+``values``), ``e`` JSON with the exact time at which it ends (that, a newline, the JSON), ``o`` an
+answer that was not kept (the digest of what it was, or a newline and why).
+Read but no longer written: ``d`` a container as the function declares it (``list[Model]``), and
+``t`` a typed value (the type's name, a newline, the JSON).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import hashlib
 import inspect
@@ -20,7 +22,26 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Union, get_args, get_origin
 
-from oncekey.errors import AnswerOmittedError, StoreConfigError, UnsupportedAnswerError
+from oncekey._core.values import (
+    HINT,
+    TAGGED,
+    behind,
+    dump,
+    enum_named,
+    is_dataclass,
+    is_json,
+    is_model,
+    load,
+    plain,
+    reachable,
+    validate,
+)
+from oncekey.errors import (
+    AnswerOmittedError,
+    StoreConfigError,
+    StoreCorruptError,
+    UnsupportedAnswerError,
+)
 
 __all__ = ["Codec", "decode_json", "encode_json", "omitted"]
 
@@ -28,10 +49,6 @@ SEALED: Final = b"\xe1"
 """The first byte of an encrypted answer, which only ``oncekey.encryption`` can open."""
 
 _SCALARS: Final = (str, int, float, bool, type(None))
-_HINT = (
-    "return JSON values (dict with string keys, list, str, int, float, bool, None), a Pydantic "
-    "model or a dataclass of those"
-)
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -47,46 +64,52 @@ def encode_json(value: object) -> bytes:
         raw = _encoder.encode(value).encode("utf-8", "surrogatepass")
         unchanged = json.loads(raw) == value
     except (TypeError, ValueError, RecursionError) as error:
-        raise UnsupportedAnswerError(f"the answer can't be stored: {error}; {_HINT}") from error
+        raise UnsupportedAnswerError(f"the answer can't be stored: {error}; {HINT}") from error
     if not unchanged:
         raise UnsupportedAnswerError(
             "the answer would come back changed (a tuple as a list, an integer key as a string?); "
-            + _HINT
+            + HINT
         )
     return raw
 
 
 def decode_json(raw: bytes) -> Any:
-    """The value of what ``encode_json`` or a typed answer stored, as plain JSON."""
+    """The value of a stored answer as plain JSON, whatever type it had."""
+    value = _parsed(raw)
+    return plain(value) if raw[:1] == b"v" else value
+
+
+def _parsed(raw: bytes) -> Any:
+    """The JSON in a stored answer."""
     tag, body = raw[:1], raw[1:]
     if tag == b"o":
+        digest, _, why = body.decode().partition("\n")
         raise AnswerOmittedError(
-            "the call was done, but its answer was too large or of a kind that can't be kept: "
-            "look the result up where the handler put it",
-            body.decode() or None,
+            f"the call was done, but its answer was not kept: {why or 'it was too large'}; look "
+            "the result up where the handler put it",
+            digest or None,
         )
     if tag == SEALED:
         raise StoreConfigError(
             "this answer is encrypted: wrap the store with oncekey.encryption.encrypted(...)"
         )
     if tag in (b"t", b"e"):
-        body = body.split(b"\n", 1)[1]
-    return json.loads(body) if body else None
+        body = body.partition(b"\n")[2]
+    if tag not in (b"j", b"v", b"e", b"d", b"t", b""):
+        raise StoreCorruptError(
+            "a stored answer is in a form that is not known here: was it written by another "
+            "program, or by a newer version?"
+        )
+    try:
+        return json.loads(body) if body else None
+    except ValueError as error:
+        raise StoreCorruptError(f"a stored answer can't be read: {type(error).__name__}") from error
 
 
-def omitted(answer: bytes | None) -> bytes:
+def omitted(answer: bytes | None, why: str = "") -> bytes:
     """What is stored in place of an answer that can't be kept."""
-    return b"o" + (hashlib.sha256(answer).hexdigest().encode() if answer is not None else b"")
-
-
-def _is_model(kind: object) -> bool:
-    return (
-        isinstance(kind, type) and hasattr(kind, "model_validate") and hasattr(kind, "model_dump")
-    )
-
-
-def _is_dataclass(kind: object) -> bool:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    digest = hashlib.sha256(answer).hexdigest() if answer is not None else ""
+    return f"o{digest}\n{why}".encode() if why else f"o{digest}".encode()
 
 
 class Codec:
@@ -95,8 +118,7 @@ class Codec:
     def __init__(self, annotation: object = Any) -> None:
         self._annotation = annotation
         self._problem: str | bool | None = True  # not looked at yet
-        self._decode: Callable[[Any], Any] | None = None
-        self._known: dict[str, type] = {}  # types that this process has stored
+        self._types: dict[str, type] = {}
 
     @classmethod
     def for_function(cls, function: Callable[..., Any]) -> Codec:
@@ -114,11 +136,13 @@ class Codec:
             if isinstance(annotation, _Deferred):
                 annotation = annotation.resolve()
             problem = _problem(annotation, frozenset())
-            if problem is None and annotation is not Any:
-                self._decode = _decoder(annotation)
+            self._roots = [annotation]
+            if annotation is Any and isinstance(self._annotation, _Deferred):
+                self._roots += self._annotation.named()
+            self._types = reachable(self._roots) if problem is None else {}
             self._problem = problem  # last: another thread may be looking
         if self._problem:
-            raise UnsupportedAnswerError(f"{self._problem}; {_HINT}")
+            raise UnsupportedAnswerError(f"{self._problem}; {HINT}")
 
     def encode(self, value: Any) -> bytes:
         """The bytes to store.
@@ -126,49 +150,86 @@ class Codec:
         Raises:
             UnsupportedAnswerError: The value can't be stored and given back as it was.
         """
-        kind = type(value)
-        if kind in (dict, list, str, int, float, bool, type(None)) and not _holds_typed(value):
-            return b"j" + encode_json(value)
+        kind = type(value).__name__
+        if self._problem is True:
+            self.check()
         try:
-            raw = self._encode_typed(kind, value)
-            unchanged = self.decode(raw) == value
+            if is_json(value):
+                return b"j" + _bytes(value)
+            form = dump(value)
+            raw = (b"v" if _tagged(form) else b"j") + _bytes(form)
+            unchanged = load(form, self._find) == value
         except UnsupportedAnswerError:
             raise
-        except Exception as error:
-            raise UnsupportedAnswerError(f"the answer can't be stored: {error}; {_HINT}") from error
+        except Exception as error:  # its text may hold part of the answer
+            raise UnsupportedAnswerError(
+                f"a {kind} can't be stored ({type(error).__name__}); {HINT}"
+            ) from error
         if not unchanged:
             raise UnsupportedAnswerError(
-                f"a {kind.__name__} would come back changed (an excluded, secret or private "
-                f"field? a union inside a container?); {_HINT}"
+                f"a {kind} would come back changed (an excluded, secret or private field? NaN?); "
+                + HINT
             )
         return raw
-
-    def _encode_typed(self, kind: type, value: Any) -> bytes:
-        if _is_model(kind) or _is_dataclass(kind):
-            problem = _problem(kind, frozenset())
-            if problem:
-                raise UnsupportedAnswerError(f"{problem}; {_HINT}")
-            name = f"{kind.__module__}:{kind.__qualname__}"
-            self._known[name] = kind
-            return b"t" + name.encode() + b"\n" + encode_json(_plain(value))
-        if self._decode is not None:  # list[Model], dict[str, Model], tuple[...], as declared
-            return b"d" + encode_json(_plain(value))
-        raise UnsupportedAnswerError(f"a {kind.__name__} can't be stored; {_HINT}")
 
     def decode(self, raw: bytes) -> Any:
         """The answer, a fresh object each time.
 
         Raises:
             AnswerOmittedError: The work was done but its answer was not kept.
-            UnsupportedAnswerError: The type it had can't be found in this process.
+            UnsupportedAnswerError: It can't be rebuilt here; the message says why.
+            StoreCorruptError: The stored bytes are no answer.
         """
-        value = decode_json(raw)
+        value = _parsed(raw)
+        tag = raw[:1]
+        if tag in (b"j", b"e", b""):
+            return value
         if self._problem is True:
             self.check()
-        if raw[:1] == b"t":
-            name = raw[1 : raw.index(b"\n")].decode()
-            return _decoder(self._known.get(name) or _find(name, self._annotation))(value)
-        return self._decode(value) if raw[:1] == b"d" and self._decode is not None else value
+        try:
+            if tag == b"v":
+                return load(value, self._find)
+            if tag == b"t":
+                return _decoder(self._find(raw[1 : raw.index(b"\n")].decode()))(value)
+            return _decoder(self._roots[0])(value)
+        except UnsupportedAnswerError as error:
+            raise UnsupportedAnswerError(f"the stored answer can't be rebuilt: {error}") from error
+        except Exception as error:
+            raise UnsupportedAnswerError(
+                f"the stored answer can't be rebuilt ({type(error).__name__}): a type that it is "
+                "made of has changed since, or what it needs is not there"
+            ) from error
+
+    def _find(self, name: str) -> Any:
+        """The type that a stored name means: only one that the annotation speaks of.
+
+        Or that its code names, where it has none. Else whoever can write to the store could have
+        anything built that is imported. Enums are found among the imported modules as well: their
+        members are there already, and nothing is built.
+        """
+        found = self._types.get(name)
+        if found is None:  # or a subclass that was imported since
+            found = reachable(self._roots).get(name) or enum_named(name)
+        if found is None:
+            raise UnsupportedAnswerError(
+                f"{name} is no type that the function says it returns: write it as its return "
+                "annotation, or as returns= of the block"
+            )
+        return found
+
+
+def _bytes(value: Any) -> bytes:
+    # Half a surrogate pair can stand in a Python string; json.loads takes it back.
+    return _encoder.encode(value).encode("utf-8", "surrogatepass")
+
+
+def _tagged(form: Any) -> bool:
+    """Whether a form has a tag, so that it must be loaded and not only read."""
+    if type(form) is list:
+        return any(map(_tagged, form))
+    if type(form) is not dict:
+        return False
+    return any(key[:1] == "$" or _tagged(item) for key, item in form.items())
 
 
 class _Deferred:
@@ -208,51 +269,20 @@ class _Deferred:
             self._try(names)
         return Any if self._found is None else self._found
 
-
-def _find(name: str, annotation: object) -> type:
-    """The model or dataclass that a stored name means, among modules already imported.
-
-    Nothing is ever imported because a stored record says so.
-    """
-    resolved = annotation.resolve() if isinstance(annotation, _Deferred) else annotation
-    for candidate in (resolved, *get_args(resolved)):
-        if (
-            isinstance(candidate, type)
-            and f"{candidate.__module__}:{candidate.__qualname__}" == name
-        ):
-            return candidate
-    module_name, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module_name)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not (_is_model(found) or _is_dataclass(found)):
-        raise UnsupportedAnswerError(
-            f"the stored answer is a {name}, which this process can't find: import its module, or "
-            "annotate the function's return type"
-        )
-    return typing.cast(type, found)
-
-
-def _holds_typed(value: Any) -> bool:
-    """Whether a container directly holds models or dataclasses, as a list[Model] does."""
-    if type(value) is list:
-        return any(_is_model(type(v)) or _is_dataclass(type(v)) for v in value)
-    if type(value) is dict:
-        return any(_is_model(type(v)) or _is_dataclass(type(v)) for v in value.values())
-    return False
-
-
-def _plain(value: Any) -> Any:
-    """A model, dataclass or declared container as JSON values."""
-    if _is_model(type(value)):
-        return json.loads(value.model_dump_json(round_trip=True))
-    if _is_dataclass(type(value)):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+    def named(self) -> list[Any]:
+        """The types that the code of a function names, for one whose annotation says nothing."""
+        code = getattr(self.function, "__code__", None)
+        if code is None:
+            return []
+        known = inspect.getclosurevars(self.function)
+        values = [*known.globals.values(), *known.nonlocals.values()]
+        values += [  # models.Receipt
+            vars(module).get(name)
+            for module in values
+            if isinstance(module, types.ModuleType)
+            for name in code.co_names
+        ]
+        return [kind for kind in values if is_model(kind) or is_dataclass(kind)]
 
 
 def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
@@ -261,13 +291,15 @@ def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
         return _problem(get_args(kind)[0], seen)
     if kind in (Any, object, None, typing.NoReturn, *_SCALARS, list, dict) or kind in seen:
         return None
-    if isinstance(kind, typing.TypeVar):
+    if isinstance(kind, (typing.TypeVar, enum.EnumMeta)) or kind in TAGGED:
         return None
+    if behind(kind) is not None:
+        return _problem(behind(kind), seen)
     if typing.is_typeddict(kind):
         return None
-    if _is_model(kind):
+    if is_model(kind):
         return None
-    if _is_dataclass(kind):
+    if is_dataclass(kind):
         try:
             hints = typing.get_type_hints(kind)
         except NameError as error:
@@ -281,36 +313,23 @@ def _problem(kind: Any, seen: frozenset[Any]) -> str | None:
         return None
     origin, args = get_origin(kind), get_args(kind)
     if origin is typing.Literal:
-        return None if all(isinstance(a, _SCALARS) for a in args) else f"{kind} can't be stored"
+        return next((p for p in (_problem(type(a), seen) for a in args) if p), None)
     if origin in (Union, types.UnionType):
-        typed = [a for a in args if _is_model(a) or _is_dataclass(a)]
+        typed = [a for a in args if is_model(a) or is_dataclass(a)]
         if len(typed) > 1:
             return None  # told apart by the stored name when it is the answer itself
         return next((p for p in (_problem(a, seen) for a in args) if p), None)
-    if origin in (dict, Mapping):
-        if args and args[0] not in (str, Any):
-            return f"{kind} has keys that are not strings"
-        return _problem(args[1], seen) if args else None
-    if origin in (list, tuple, Sequence):
+    if origin in (dict, Mapping, list, tuple, Sequence):
         return next((p for p in (_problem(a, seen) for a in args if a is not Ellipsis) if p), None)
     name = getattr(kind, "__name__", str(kind))
     return f"an answer of type {name} can't be stored"
 
 
-def _validate(kind: Any, value: Any) -> Any:
-    """A model from its own JSON: by field names, not aliases, and as strictly as from a wire."""
-    raw = json.dumps(value)
-    try:
-        return kind.model_validate_json(raw, by_alias=False, by_name=True)
-    except TypeError:  # Pydantic before 2.11
-        return kind.model_validate_json(raw)
-
-
 def _decoder(kind: Any) -> Callable[[Any], Any]:
     """A function that turns JSON values back into ``kind``."""
-    if _is_model(kind):
-        return functools.partial(_validate, kind)
-    if _is_dataclass(kind):
+    if is_model(kind):
+        return lambda value: validate(kind, json.dumps(value), "model_validate_json")
+    if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = [f.name for f in dataclasses.fields(kind)]
 
@@ -323,7 +342,7 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if origin is typing.Annotated:
         return _decoder(args[0])
     if origin in (Union, types.UnionType):
-        typed = next((a for a in args if _is_model(a) or _is_dataclass(a)), None)
+        typed = next((a for a in args if is_model(a) or is_dataclass(a)), None)
         if typed is not None:
             decode = _decoder(typed)
             return lambda value: decode(value) if isinstance(value, dict) else value

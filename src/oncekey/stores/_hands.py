@@ -269,11 +269,11 @@ class AsyncSqlHand(_Timed, AsyncHand):
             await self._do(self._link.rollback)
 
 
-def _job(key: str, payload: object, scope: str, options: dict[str, Any]) -> Job:
+def _job(key: str, payload: object, scope: str, returns: Any, options: dict[str, Any]) -> Job:
     """The same record as ``Once(store, scope=scope).guard(key, payload)``."""
     name = Key(Scope("once", check_text(scope or "default", "scope")), check_text(key, "key"))
     mark = b"" if payload is None else fingerprint(payload)
-    return Job(name, mark, Plan.of(Policy().but(options)), Codec(), "transaction")
+    return Job(name, mark, Plan.of(Policy().but(options)), Codec(returns or Any), "transaction")
 
 
 class Transactions(Transactional):
@@ -287,6 +287,7 @@ class Transactions(Transactional):
         on: Any = None,
         scope: str = "",
         error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
         **options: Any,
     ) -> Transaction:
         """Claim ``key``, write what you write, and record the answer: all in one commit.
@@ -302,6 +303,7 @@ class Transactions(Transactional):
             scope: A name that sets keys apart.
             error_answer: Makes an answer of an error: it is stored, with the block's writes rolled
                 back, and replayed; the error still reaches you. ``None`` from it: store nothing.
+            returns: The answer's type, if it is or has a Pydantic model or a dataclass.
             **options: Options of ``Policy``.
 
         Raises:
@@ -310,7 +312,7 @@ class Transactions(Transactional):
             StoreError: The database failed. Where the outcome of a commit is unknown, retry with
                 the same key: it is replayed, or done.
         """
-        return Transaction(self, on, _job(key, payload, scope, options), error_answer)
+        return Transaction(self, on, _job(key, payload, scope, returns, options), error_answer)
 
 
 class AsyncTransactions(AsyncTransactional):
@@ -324,10 +326,11 @@ class AsyncTransactions(AsyncTransactional):
         on: Any = None,
         scope: str = "",
         error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
         **options: Any,
     ) -> AsyncTransaction:
         """Claim ``key``, write, and record the answer in one commit, with ``async with``.
 
         Takes what the sync store's ``transaction`` takes, with asynchronous connections.
         """
-        return AsyncTransaction(self, on, _job(key, payload, scope, options), error_answer)
+        return AsyncTransaction(self, on, _job(key, payload, scope, returns, options), error_answer)
