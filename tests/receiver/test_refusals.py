@@ -430,7 +430,10 @@ def test_what_is_odd_is_answered_without_a_crash(one: Scheme, what: str) -> None
         receiver = WebhookReceiver(one.provider, MemoryStore(), **options)
         receiver.on()(lambda event: None)
         answer = receiver.receive(*one.sign(request.body, headers=JSON), now=NOW)
-        assert (answer.status // 100, answer.outcome) == (2, "handled"), answer
+        if one.name.startswith("adcp") and what == "types that are none":
+            assert (answer.status, answer.code) == (400, "missing_envelope_fields")
+        else:
+            assert (answer.status // 100, answer.outcome) == (2, "handled"), answer
 
 
 @pytest.mark.parametrize("name", ["slack", "adcp", "discord", "intercom"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import pytest
 from tests.signatures.cases import CASES, HEX_KEY, NOW, OURS, SECRET, WHSEC, Case, keys, make, other
 
 from oncekey import MemoryStore
@@ -37,14 +38,16 @@ class Scheme(NamedTuple):
     ) -> SignedRequest:
         """A genuine delivery: of this body, with these headers besides those of its case."""
         case = self.case
-        return self.provider.sign(
-            "POST",
-            ENDPOINT,
-            {**JSON, **case.headers, **(headers or {})},
-            case.body if body is None else body,
-            now=now,
-            event_id=case.send_id,
-        )
+        with pytest.MonkeyPatch.context() as patch:  # a hostile sender signs what none may send
+            patch.setattr(self.provider, "_check_signable", lambda body: None)
+            return self.provider.sign(
+                "POST",
+                ENDPOINT,
+                {**JSON, **case.headers, **(headers or {})},
+                case.body if body is None else body,
+                now=now,
+                event_id=case.send_id,
+            )
 
 
 def _pair(seed: int) -> Any:
@@ -100,9 +103,14 @@ def _hmac(**options: Any) -> tuple[Provider, Provider]:
 
 
 _EVENT = Case(json.dumps({"id": "evt_1", "type": "paid"}).encode(), "evt_1")
-_TASK = Case(
-    json.dumps({"idempotency_key": ADCP_ID, "task_type": "create_media_buy"}).encode(), ADCP_ID
-)
+ENVELOPE = {
+    "operation_id": "op_1",
+    "task_id": "task_1",
+    "task_type": "create_media_buy",
+    "status": "completed",
+    "timestamp": "2026-11-16T03:10:00Z",
+}
+_TASK = Case(json.dumps({"idempotency_key": ADCP_ID, **ENVELOPE}).encode(), ADCP_ID)
 
 _OTHERS: dict[str, tuple[Callable[[], tuple[Provider, Provider]], Case]] = {
     "adcp": (lambda: _adcp(_pair(1), _pair(2)), _TASK),

@@ -52,7 +52,7 @@ class Source:
 
 
 def has(keys: KeySet | FetchedKeys, key_id: str) -> bool:
-    return run_checks(keys.find(key_id)) is not None
+    return run_checks(keys.find(key_id)).key is not None
 
 
 # --- fetched keys ------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_entries_that_can_not_be_used_hurt_no_others() -> None:
     assert not has(keys, "twice")
     assert not has(keys, "")
     for key_id in ("p384", "broken", "list"):
-        assert run_checks(keys.find(key_id)).algorithm == ""
+        assert run_checks(keys.find(key_id)).key.algorithm == ""
 
 
 def test_a_published_secret_is_no_key() -> None:
@@ -246,7 +246,7 @@ def test_one_source_serves_several_loops() -> None:
 
     keys = FetchedKeys(fetch)
     for _ in range(3):
-        assert asyncio.run(arun_checks(keys.find("a"))) is not None
+        assert asyncio.run(arun_checks(keys.find("a"))).key is not None
 
 
 async def test_a_failed_async_fetch_is_an_unknown_key() -> None:
@@ -258,7 +258,7 @@ async def test_a_failed_async_fetch_is_an_unknown_key() -> None:
     async def hangs() -> Any:
         await asyncio.Event().wait()
 
-    assert await arun_checks(FetchedKeys(fails).find("a")) is None
+    assert await arun_checks(FetchedKeys(fails).find("a")) == (None, False)
     task = asyncio.create_task(arun_checks(FetchedKeys(hangs).find("a")))
     await asyncio.sleep(0)
     task.cancel()
@@ -286,13 +286,13 @@ async def test_a_client_that_hangs_up_takes_no_keys_away(clock: ManualClock) -> 
     keys = FetchedKeys(fetch, clock=clock)
     await cancelled("a")
     hang.set()
-    assert await arun_checks(keys.find("a")) is not None
+    assert (await arun_checks(keys.find("a"))).key is not None
     assert source.fetched == 2
     hang.clear()
     clock.advance(30)
     await cancelled("made-up")
     assert source.fetched == 3
-    assert await arun_checks(keys.find("made-up")) is None
+    assert (await arun_checks(keys.find("made-up"))).key is None
     assert source.fetched == 3
 
 

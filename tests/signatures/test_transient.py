@@ -111,13 +111,13 @@ def test_a_document_that_is_no_key_set_is_transient(name: str, document: Any) ->
 
 
 def test_a_key_that_is_not_in_the_set_is_refused_for_good(name: str, clock: ManualClock) -> None:
-    """The set was read and the key is not in it: no sender gets a second try for that."""
+    """The set was read for it and the key is not in it: no sender gets a second try for that."""
     source = Source({"keys": [jwk("another")]})
     maker = MAKERS[name](jwks=FetchedKeys(source, clock=clock))
     request = scheme(name).sign()
     for _ in range(3):
         assert found(maker, request) == (UNKNOWN[name], False)
-        clock.advance(20)
+        clock.advance(30)
     pinned = MAKERS[name](jwks={"keys": [jwk("another")]})
     assert found(pinned, request) == (UNKNOWN[name], False)
 

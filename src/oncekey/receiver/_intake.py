@@ -40,7 +40,7 @@ from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
 from oncekey.signatures.base import Item, Provider, UnreadableError
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.verdict import Verdict, VerifiedWebhookSender
+from oncekey.signatures.verdict import CODES, Verdict, VerifiedWebhookSender
 
 __all__ = ["Intake", "Outcome", "Work", "malformed"]
 
@@ -254,15 +254,17 @@ class Intake:
     def _name(self, verdict: Verdict, item: Item, payload: Any) -> str:
         """The key of an event."""
         if self.settings.key is not None:
-            return check_text(_key_of(self.settings.key, payload), "the key of a webhook")
+            return _key_of(self.settings.key, payload)
         name = item.event_id
         if name is None and self.provider.batch is None and not self.provider.event_id:
             return _signed_name(verdict)
         if name is None:
-            raise InvalidKeyError(
-                f"this {self.provider.title} delivery has no event id: pass key= to the receiver, "
-                "a function of the payload"
+            logger.warning(
+                "%s: a delivery has no event id, and its sender is told so. If its kind never has "
+                "one, pass key= to the receiver, a function of the payload",
+                self.operation,
             )
+            raise InvalidKeyError(CODES["id_missing"])
         return check_text(name, "the event id")
 
     def _guard(self, verdict: Verdict, scope: Scope, kind: str, position: int) -> Key | None:
@@ -432,14 +434,11 @@ def _is_type(given: str, wanted: str) -> bool:
 def _key_of(find: Callable[[Any], str], payload: Any) -> str:
     """What the user's own function gives. What it does not find, a sender did not send."""
     try:
-        return find(payload)
-    except OncekeyError:
-        raise
+        return check_text(find(payload), "the key of a webhook")
     except Exception as error:
+        # The sender is told what it can do; why is for whoever wrote the function.
         logger.warning("key= found no key in a webhook", exc_info=error)
-        raise InvalidKeyError(
-            f"no key was found in this delivery: key= raised {type(error).__name__}"
-        ) from None
+        raise InvalidKeyError(CODES["id_missing"]) from None
 
 
 def _fingerprint(item: Item, body: bytes) -> bytes:

@@ -20,6 +20,8 @@ from oncekey.signatures.adcp_rules import (
     ADCP_CODES,
     COVERED,
     TAG,
+    check_envelope,
+    check_signable,
     event_id_in,
     reject,
     rejection_headers,
@@ -62,7 +64,12 @@ from oncekey.signatures.structured import (
     parse_signature_input,
 )
 from oncekey.signatures.table import providers
-from oncekey.signatures.target_uri import Target, canonical_authority, canonical_target
+from oncekey.signatures.target_uri import (
+    Target,
+    canonical_authority,
+    canonical_target,
+    with_ascii_host,
+)
 from oncekey.signatures.urls import Hosts, SignedUrl
 from oncekey.signatures.verdict import OK, Nonce, Verdict, VerifiedWebhookSender
 
@@ -149,9 +156,9 @@ class AdcpProvider(CheckedProvider):
             reject("window_invalid")
         if not {Component(name) for name in COVERED} <= set(covered.components):  # 6
             reject("components_incomplete")
-        key: SignatureKey | None = yield from self._keys.find(key_id)  # 7
+        key, is_certain = yield from self._keys.find(key_id)  # 7
         if key is None:
-            reject("key_unknown", transient=self._keys.is_down)
+            reject("key_unknown", transient=not is_certain)
         if key.algorithm != params["alg"] or not _is_for_webhooks(key.jwk):  # 8
             reject("key_purpose_invalid")
         if self._revocations is not None:  # 9
@@ -252,7 +259,11 @@ class AdcpProvider(CheckedProvider):
         )
 
     def _item(self, headers: Headers, payload: Any) -> Item:
+        check_envelope(payload)
         return super()._item(headers, payload)._replace(event_id=event_id_in(payload))
+
+    def _check_signable(self, body: bytes) -> None:
+        check_signable(self.name, body)
 
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest:
         fields = dict(request.headers)
@@ -268,6 +279,7 @@ class AdcpProvider(CheckedProvider):
         }
         covered = SignatureInput(tuple(map(Component, COVERED)), params)
         try:
+            request = request._replace(url=with_ascii_host(request.url))
             target = canonical_target(request.url)
         except ValueError as error:
             raise PolicyError(f"{self.name}: the URL can't be signed: {error}") from None
@@ -437,7 +449,11 @@ class AdcpHmacProvider(HmacProvider):
         )
 
     def _item(self, headers: Headers, payload: Any) -> Item:
+        check_envelope(payload)
         return super()._item(headers, payload)._replace(event_id=event_id_in(payload))
+
+    def _check_signable(self, body: bytes) -> None:
+        check_signable(self.name, body)
 
 
 def adcp_hmac_provider(

@@ -8,12 +8,20 @@ import re
 from typing import Any, Final, NoReturn
 
 from oncekey.canonical import parse_json
-from oncekey.errors import CanonicalJSONError
+from oncekey.errors import CanonicalJSONError, PolicyError
 from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.strict import Rejection
 from oncekey.signatures.verdict import Verdict
 
-__all__ = ["ADCP_CODES", "event_id_in", "reject", "rejection_headers", "strict_payload"]
+__all__ = [
+    "ADCP_CODES",
+    "check_envelope",
+    "check_signable",
+    "event_id_in",
+    "reject",
+    "rejection_headers",
+    "strict_payload",
+]
 
 logger = logging.getLogger("oncekey")
 
@@ -44,6 +52,17 @@ _CODES: Final = {  # in the order of the checks; each with what a person can do 
     "digest_mismatch": "Content-Digest is not the digest of the body that arrived",
     "replayed": "this nonce was used before: a retry must be signed anew",
     "body_malformed": "send JSON with no name twice in an object",
+}
+_TASK_FIELDS: Final = ("operation_id", "task_id", "task_type", "status", "timestamp")
+_TASK_STATUS: Final = (
+    *("submitted", "working", "input-required", "completed", "canceled", "failed", "rejected"),
+    *("auth-required", "unknown"),
+)
+_ENVELOPE: Final = {
+    "id_missing": "the body is no envelope of a webhook: it has no idempotency_key of 16 to 255 "
+    "letters, digits and _.:-",
+    "missing_envelope_fields": "the envelope lacks fields, which must be text",
+    "invalid_envelope_status": f"the status of a task must be one of {', '.join(_TASK_STATUS)}",
 }
 _WHOLE: Final = ("mode_mismatch", "target_uri_malformed", "body_malformed")
 
@@ -118,6 +137,44 @@ def _shown(names: list[str]) -> list[str]:
     if len(names) > 4:
         shown.append(f"<...{len(names) - 4} more>")
     return shown
+
+
+def check_signable(name: str, body: bytes) -> None:
+    """Refuse to sign a body that receivers must refuse.
+
+    Raises:
+        PolicyError: It is no JSON, or has a name twice in an object.
+    """
+    if body.strip(b" \t\r\n"):
+        try:
+            parse_json(body)
+        except CanonicalJSONError as error:
+            raise PolicyError(f"{name}: this body can't be sent: {error}") from None
+
+
+def check_envelope(payload: Any) -> None:
+    """Refuse a body that is no envelope of AdCP, which must not get to a handler.
+
+    Webhooks of tasks have all the fields of one; every other kind has a key at least.
+
+    Raises:
+        Rejection: ``id_missing``, ``missing_envelope_fields`` or ``invalid_envelope_status``.
+    """
+    fields = payload if isinstance(payload, dict) else {}
+    if event_id_in(fields) is None:
+        raise Rejection("id_missing", _ENVELOPE["id_missing"])
+    if "task_id" not in fields and "task_type" not in fields:
+        return
+    missing = [one for one in _TASK_FIELDS if not _is_filled(fields.get(one))]
+    if missing:
+        told = _ENVELOPE["missing_envelope_fields"]
+        raise Rejection("missing_envelope_fields", f"{told}: {', '.join(missing)}")
+    if fields["status"] not in _TASK_STATUS:
+        raise Rejection("invalid_envelope_status", _ENVELOPE["invalid_envelope_status"])
+
+
+def _is_filled(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def event_id_in(payload: Any) -> str | None:

@@ -367,8 +367,13 @@ class Provider(ABC):
         for name, value in delivery.headers.items():
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
         self._put_event_id(fields, event_id)
+        self._check_signable(delivery.body)
         moment = time.time() if now is None else now
         return self._sign(SignedRequest(method, url, fields, delivery.body), moment)
+
+    def _check_signable(self, body: bytes) -> None:
+        """Refuse a body that every receiver must refuse: none, of most providers."""
+        return
 
     @abstractmethod
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest: ...

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from oncekey._core.drive import Op
 from oncekey._core.forks import Forking, watch_forks
@@ -25,7 +25,7 @@ from oncekey.errors import BackendMismatchError, CanonicalJSONError, PolicyError
 from oncekey.signatures.algorithms import SignatureKey, load_key
 from oncekey.signatures.keypairs import need_cryptography
 
-__all__ = ["FetchedKeys", "KeySet", "Revocations", "as_keys"]
+__all__ = ["FetchedKeys", "Found", "KeySet", "Revocations", "as_keys"]
 
 logger = logging.getLogger("oncekey")
 
@@ -43,6 +43,19 @@ Asking = Generator[Op, Any, Any]
 # --- key sets --------------------------------------------------------------------------------
 
 
+class Found(NamedTuple):
+    """What a search for a key gave.
+
+    Attributes:
+        key: The key, or ``None``. One that can't be used has no algorithm.
+        is_certain: A key that was not found is not published either: the set was read for this
+            question. Else it may have been published since, and the sender should try again.
+    """
+
+    key: SignatureKey | None
+    is_certain: bool = True
+
+
 class KeySet:
     """Keys that don't change, by key id.
 
@@ -55,7 +68,6 @@ class KeySet:
     """
 
     is_async = False
-    is_down = False
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         try:
@@ -75,9 +87,9 @@ class KeySet:
         return None
 
     def find(self, key_id: str) -> Asking:
-        """The key, or ``None``. One that can't be used has no algorithm."""
+        """Look a key up; gives a ``Found``."""
         yield from ()
-        return _loaded(self._keys, key_id)
+        return Found(_loaded(self._keys, key_id))
 
 
 def as_keys(keys: object) -> KeySet | FetchedKeys:
@@ -160,6 +172,7 @@ class _Fetched(Forking):
         self._tried_at: float | None = None
         self._loaded_at: float | None = None
         self.is_down = False
+        self._loads = 0
         self.after_fork_in_child()
         watch_forks(self)
 
@@ -230,6 +243,7 @@ class _Fetched(Forking):
         except (ValueError, OverflowError) as error:
             raise _UnfitError(str(error)) from None
         self._loaded_at = self._clock()
+        self._loads += 1
         self.is_down = False
 
     def _use(self, document: Mapping[str, Any]) -> None:
@@ -272,14 +286,19 @@ class FetchedKeys(_Fetched):
         self._keys: dict[str, Any] = {}
 
     def find(self, key_id: str) -> Asking:
-        """The key, or ``None``; asks for one refetch at most. See ``KeySet.find``."""
+        """Look a key up, with one refetch at most; gives a ``Found``.
+
+        Within the cool-down of a fetch, which a made-up key id may have caused, a key can have been
+        published since: nothing is certain then, or a stranger could turn a rotation into refusals.
+        """
+        loads = self._loads
         if self._age() >= self._max_age and self._may_fetch():
             yield Op("refresh", (), self)
         found = self._current(key_id)
         if found is None and self._may_fetch():
             yield Op("refresh", (), self)
             found = self._current(key_id)
-        return found
+        return Found(found, self._loads != loads and not self.is_down)
 
     def _current(self, key_id: str) -> SignatureKey | None:
         return _loaded(self._keys, key_id) if self._age() < 2 * self._max_age else None

@@ -272,9 +272,9 @@ class RFC9421Provider(CheckedProvider):
         except HeaderError:
             _reject("header_malformed")
         key_id, created = self._check_params(covered, now)
-        key: SignatureKey | None = yield from self._keys.find(key_id)
+        key, is_certain = yield from self._keys.find(key_id)
         if key is None:
-            _reject("key_unknown", transient=self._keys.is_down)
+            _reject("key_unknown", transient=not is_certain)
         named = covered.params.get("alg", key.algorithm)
         if key.algorithm not in self._algorithms or named != key.algorithm:
             _reject("algorithm_not_allowed")

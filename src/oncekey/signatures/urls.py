@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from oncekey.errors import PolicyError
 from oncekey.signatures.strict import Rejection
-from oncekey.signatures.target_uri import canonical_authority
+from oncekey.signatures.target_uri import ascii_host, canonical_authority, with_ascii_host
 
 __all__ = ["Hosts", "SignedUrl", "UnpinnedHostWarning", "decode_reserved", "encoded"]
 
@@ -111,7 +111,7 @@ def _checked_hosts(hosts: Hosts) -> frozenset[str]:
         try:
             if re.search(r"[/?#@\s]", one):
                 raise ValueError("more than a host")
-            found.add(one if one == ANY_HOST else canonical_authority(one, "https"))
+            found.add(one if one == ANY_HOST else canonical_authority(ascii_host(one), "https"))
         except (TypeError, ValueError):
             raise PolicyError(
                 f"allowed_hosts: {one!r} is no host; write it as example.com or example.com:8443"
@@ -125,7 +125,10 @@ def _checked_url(public_url: str) -> str:
             f"public_url is {public_url!r}; give what the provider was told, without a query, such "
             "as https://example.com or https://example.com/hooks/square"
         )
-    return public_url
+    try:
+        return with_ascii_host(public_url)
+    except ValueError as error:
+        raise PolicyError(f"public_url is {public_url!r}: {error}") from None
 
 
 def decode_reserved(url: str) -> str:

@@ -19,11 +19,11 @@ CODES: Final[dict[str, str]] = {
     "timestamp_malformed": "send the timestamp as whole seconds, or as the provider documents it",
     "timestamp_too_old": "check the clocks on both sides; a captured delivery can't be sent again",
     "timestamp_in_future": "check the clocks on both sides",
-    "signature_mismatch": "check the secret, and that the raw bytes of the body are verified: "
-    "parsing and writing JSON again changes them",
+    "signature_mismatch": "the signature does not fit what arrived: check the secret on both "
+    "sides, and that nothing changes the raw bytes of the body: parsing and writing JSON does",
     "url_malformed": "call the endpoint by a URL of at most 8192 characters",
-    "host_not_allowed": "the URL names a host that is not one of allowed_hosts: it was sent to, or "
-    "signed for, another one",
+    "host_not_allowed": "the URL names a host that is not served here: it was sent to, or signed "
+    "for, another one",
     "body_malformed": "send the body that the provider documents, with no name twice in an object",
     "id_missing": "the delivery has no event id where the provider puts it",
     "key_unknown": "the key that signed is not known here: check the key id and the key set",

@@ -32,6 +32,13 @@ _ADYEN: Final = {
     "success": "true",
 }
 
+_TASK: Final = {  # the envelope of AdCP, without its key and its task's type
+    "operation_id": "op_1",
+    "task_id": "task_1",
+    "status": "completed",
+    "timestamp": "2026-11-16T03:10:00Z",
+}
+
 BODIES: Final[dict[str, Body]] = {
     "stripe": Body(
         "invoice.paid",
@@ -64,6 +71,6 @@ BODIES: Final[dict[str, Body]] = {
     "adyen": Body("AUTHORISATION", {"NotificationRequestItem": _ADYEN}, {"live": "false"}),
     "adyen-platform": Body("balancePlatform.transfer.created", {"data": {"amount": 1130}}),
     "sports-stack": Body("score", {"event": {"home": 2, "away": 1}}),
-    "adcp": Body("create_media_buy", {"status": "completed", "result": {"media_buy_id": "mb_1"}}),
-    "adcp-hmac": Body("create_media_buy", {"status": "completed", "result": {}}),
+    "adcp": Body("create_media_buy", {**_TASK, "result": {"media_buy_id": "mb_1"}}),
+    "adcp-hmac": Body("create_media_buy", {**_TASK, "result": {}}),
 }
