@@ -173,6 +173,39 @@ def scenario(kind: str) -> list[str]:
     return [*seen, pay(ann)]
 
 
+def opened_for_a_class(folder: Path) -> int:
+    """How many stores are opened for five requests to a class that was given a URL."""
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+    from django.utils.decorators import method_decorator
+    from django.views import View
+
+    from oncekey.adapters.django import idempotent
+    from oncekey.http import routes
+
+    connect, opened = routes.connect, []
+
+    def counted(url: str) -> Any:
+        opened.append(url)
+        return connect(url)
+
+    routes.connect = counted
+
+    @method_decorator(idempotent(f"sqlite:///{folder}/url.db"), name="dispatch")
+    class Charges(View):
+        def post(self, request: Any) -> Any:
+            return HttpResponse(status=201)
+
+    try:
+        for number in range(5):
+            headers = {"Idempotency-Key": f"k-{number}", "Authorization": "me"}
+            request = RequestFactory().post("/", headers=headers)
+            assert Charges.as_view()(request).status_code == 201
+    finally:
+        routes.connect = connect
+    return len(opened)
+
+
 def main(folder: str) -> None:
     configure(Path(folder))
     from django.contrib.auth.decorators import login_required
@@ -194,6 +227,7 @@ def main(folder: str) -> None:
         except PolicyError as error:
             refused.append(str(error))
     seen["refused"] = refused
+    seen["opened"] = opened_for_a_class(Path(folder))
     print(json.dumps(seen))
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -129,10 +128,11 @@ async def test_flask_views_are_decorated_inside_their_login() -> None:
     assert len(calls) == 2
 
 
-def test_django_views_are_guarded_inside_their_permissions(tmp_path: Path) -> None:
-    """Functions, classes, REST framework, sync and async: its 403 to nobody and to who lost it."""
+@pytest.fixture(scope="module")
+def django(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each kind of view answered, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.adapters.door_django", str(tmp_path)],
+        [sys.executable, "-m", "tests.adapters.door_django", str(tmp_path_factory.mktemp("shop"))],
         cwd=ROOT,
         env=os.environ.copy(),
         capture_output=True,
@@ -141,10 +141,27 @@ def test_django_views_are_guarded_inside_their_permissions(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    calls, refused = seen.pop("calls"), seen.pop("refused")
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+KINDS = ("function", "class", "rest", "rest-function", "async", "async-class")
+
+
+def test_django_views_are_guarded_inside_their_permissions(django: dict[str, Any]) -> None:
+    """Functions, classes, REST framework, sync and async: its 403 to nobody and to who lost it."""
     expected = ["201", "201 replayed", "403", "201", "403", "201 replayed"]
-    assert seen == dict.fromkeys(seen, expected)
-    assert sorted(calls) == sorted([*seen] * 2)
+    assert {kind: django[kind] for kind in KINDS} == dict.fromkeys(KINDS, expected)
+    assert sorted(django["calls"]) == sorted(KINDS * 2)
+
+
+def test_django_refuses_a_guard_in_front_of_a_login(django: dict[str, Any]) -> None:
+    """Around ``as_view()``, ``@api_view`` or ``@login_required``: an error that says where to."""
+    refused = django["refused"]
     assert ["dispatch" in text for text in refused] == [True, True, True, False]
     assert "below" in refused[3]
+
+
+def test_django_opens_a_store_once_for_a_class(django: dict[str, Any]) -> None:
+    """``method_decorator`` decorates anew for every request; the store stays."""
+    assert django["opened"] == 1

@@ -112,3 +112,15 @@ def test_an_encrypted_store_keeps_its_secret_encrypted() -> None:
     assert run(StoreSecret().get(), encrypted(inner, ring)) == secret
     assert len(kept) == 1
     assert secret not in kept[0]
+
+
+def test_processes_agree_after_a_store_was_emptied() -> None:
+    """Who knew the old secret looks again after a while, and finds the new one."""
+    store = MemoryStore()
+    one, two = StoreSecret(), StoreSecret()
+    old = run(one.get(), store)
+    store.clear()
+    new = run(two.get(), store)
+    assert (run(one.get(), store), new == old) == (old, False)  # its time is not up
+    one._until = 0.0
+    assert run(one.get(), store) == new

@@ -227,7 +227,7 @@ def idempotent(
             return made[is_async]
 
     def decorate(view: V) -> V:
-        if hasattr(view, "view_class"):
+        if hasattr(view, "view_class") or hasattr(view, "cls"):
             raise PolicyError(
                 "as_view() and @api_view give views that authenticate inside: decorate the class "
                 "with @method_decorator(idempotent(...), name='dispatch'), or put idempotent below "
