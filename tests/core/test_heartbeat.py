@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +23,17 @@ from oncekey import (
     MemoryBackend,
     MemoryStore,
     Once,
+    SQLiteStore,
     StoreError,
 )
+from oncekey._core import transitions
 from oncekey._core.flows import Plan
+from oncekey.abc import Store
 from oncekey.errors import StoreUnavailableError
 from oncekey.guard import current_claim
 from oncekey.instrument import Event, subscribe
 from oncekey.models import ClaimReply, Key, Scope, State, Terms
+from oncekey.stores._batching import Job
 from oncekey.testing import ManualClock
 
 KEY = Key(Scope("once", "beat"), "k")
@@ -658,6 +663,104 @@ def test_a_slow_live_sync_handler_keeps_its_lease() -> None:
         return "mine"
 
     assert work("k") == "mine"
+
+
+HANDLERS = 128
+
+
+def run_many(store: Store, lease: float, until: Callable[[], bool]) -> list[bool]:
+    """Run handlers at once until ``until`` is true. Gives of each whether its claim was lost."""
+    once = Once(store, scope="beat", lease=lease)
+    over = threading.Event()
+    lost: list[bool] = []
+
+    @once(key="name")
+    def work(name: str) -> None:
+        assert over.wait(60)
+        lost.append(current_claim().lost)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(HANDLERS)]
+    for thread in threads:
+        thread.start()
+    for _ in range(60_000):
+        if until():
+            break
+        threading.Event().wait(0.001)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    return lost
+
+
+def test_renewals_of_a_slow_store_are_all_under_way_at_once() -> None:
+    """A renewal that takes its time holds up no other: here each waits for all of the others."""
+
+    class Slow(MemoryStore):
+        together = threading.Barrier(HANDLERS)
+        rounds = 0
+
+        def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+            if Slow.together.wait(60) == 0:
+                Slow.rounds += 1
+            return super().renew(key, owner, fence, terms)
+
+    # Two rounds: the threads of the first have ended, or are used again.
+    try:
+        lost = run_many(Slow(clock=ManualClock()), 1.5, lambda: Slow.rounds >= 2)
+    finally:
+        Slow.together.abort()  # some wait for a third
+    assert lost == [False] * HANDLERS
+    assert Slow.rounds >= 2
+
+
+@pytest.mark.parametrize("trip, lease", [(0.04, 2), (0.6, 6)], ids=["40ms", "600ms"])
+def test_renewals_share_round_trips(trip: float, lease: float, tmp_path: Path) -> None:
+    """The claims of many handlers are renewed in a few trips, however long one takes."""
+    with SQLiteStore(tmp_path / "x.db", durability="normal", clock=ManualClock()) as store:
+        trips: list[set[bytes]] = []
+        commit = store._commit._run
+
+        def slow(jobs: Sequence[Job]) -> None:
+            threading.Event().wait(trip)
+            commit(jobs)
+            renewals = {job.args[0] for job in jobs if transitions.Event.RENEW in job.args}
+            if renewals:
+                trips.append(renewals)
+
+        store._commit._run = slow  # type: ignore[method-assign]
+        lost = run_many(store, lease, lambda: len(set().union(*trips)) == HANDLERS)
+        assert lost == [False] * HANDLERS
+        assert len(set().union(*trips)) == HANDLERS
+        # One to find the store slow, and one for those who were late then; claims that came a
+        # little apart are due a little apart.
+        assert len(trips) <= HANDLERS / 8
+
+
+def test_a_quick_store_is_renewed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads are started only for renewals that are late; here no time goes by."""
+    monotonic = ManualClock(1000.0)
+    late_plans(monkeypatch, monotonic)
+    renewers: list[int] = []
+
+    class Quick(MemoryStore):
+        def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+            renewers.append(threading.get_ident())
+            return super().renew(key, owner, fence, terms)
+
+        def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+            reply = super().claim(key, owner, fingerprint, terms)
+            if self._table.count == HANDLERS:
+                started.set()
+            return reply
+
+    def all_renewed() -> bool:
+        if started.is_set() and monotonic() == 1000.0:
+            monotonic.advance(0.101)  # due, and not late yet
+        return len(renewers) == HANDLERS
+
+    started = threading.Event()
+    assert run_many(Quick(clock=ManualClock()), 0.3, all_renewed) == [False] * HANDLERS
+    assert len(set(renewers)) == 1
 
 
 def test_a_sync_handler_that_ended_is_not_renewed() -> None:

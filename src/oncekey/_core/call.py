@@ -37,6 +37,7 @@ from oncekey.errors import (
     IdempotencyExpiredError,
     IdempotencyInFlightError,
     IdempotencyRecursionError,
+    OncekeyError,
     StoreError,
     UnsupportedAnswerError,
 )
@@ -192,9 +193,9 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
     flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
     try:
         return run(flow, store)
-    except Exception:
+    except OncekeyError:
         raise
-    except BaseException:
+    except BaseException:  # also what a task's time limit raises, which is an Exception
         with contextlib.suppress(Exception):
             store.release(job.key, owner, None)
         raise
@@ -202,11 +203,13 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
 
 def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome."""
+    claim.ended = True
     return run(_record(job, claim, value), store)
 
 
 def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> None:
     """Free the key after a failure."""
+    claim.ended = True  # should an interrupt have come before its heartbeat was told
     run(_give_up(job, claim, error), store)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from oncekey._core import calls, waiters
 from oncekey._core.calls import PendingCall
 from oncekey._core.drive import Flow, Op, Pause
-from oncekey.errors import ClaimLostError, StoreError
+from oncekey.errors import ClaimLostError, StoreError, StoreTimeoutError
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Terms, Verdict
 from oncekey.policy import Policy, milliseconds
@@ -34,6 +34,7 @@ __all__ = [
     "outer_claim",
     "release",
     "renew",
+    "repeatable",
     "retry_after",
     "won",
 ]
@@ -110,6 +111,7 @@ class Claim:
     leased_at: float = 0.0  # when the claim or its last renewal was sent, on the monotonic clock
     lost: bool = False
     settled: bool = field(default=False, repr=False)
+    ended: bool = field(default=False, repr=False)  # its handler has, so that nobody renews it
     monotonic: Callable[[], float] = field(default=time.monotonic, repr=False)
     # Where it was claimed. Weakly: a claim may be remembered for longer than its store is open.
     home: Callable[[], Any] = field(default=_nowhere, repr=False, compare=False)
@@ -211,10 +213,10 @@ def outer_claim() -> Claim | None:
     would make it ever longer.
     """
     claim = CURRENT.get(None)
-    while claim is not None and claim.settled:
+    while claim is not None and (claim.settled or claim.ended):
         claim = claim.outer
     if claim is not None:
-        while claim.outer is not None and claim.outer.settled:
+        while claim.outer is not None and (claim.outer.settled or claim.outer.ended):
             claim.outer = claim.outer.outer
     return claim
 
@@ -237,6 +239,11 @@ def held_here(key: Key, store: Any, reply: ClaimReply | None = None) -> bool:
 
 
 _OWN = ClaimReply(Verdict.IN_FLIGHT, 0, 1000, 0, None, own=True)
+
+
+def repeatable(error: StoreError) -> bool:
+    """Whether to ask once more at once: not where all the time was spent waiting for a turn."""
+    return error.retryable and not (isinstance(error, StoreTimeoutError) and error.outcome_known)
 
 
 def won(
@@ -294,7 +301,7 @@ def acquire(
             try:
                 reply = yield op
             except StoreError as error:
-                if not error.retryable:
+                if not repeatable(error):
                     raise
                 sent = monotonic()
                 reply = yield op  # the first may have been won: the same owner wins it again
@@ -380,7 +387,7 @@ def complete(claim: Claim, answer: bytes, monotonic: Callable[[], float]) -> Flo
     try:
         held: bool = yield op
     except StoreError as error:
-        if not error.retryable:
+        if not repeatable(error):
             raise
         held = yield op
     claim.settled = True
@@ -408,7 +415,7 @@ def release(
     try:
         held = yield op
     except StoreError as failed:
-        if not failed.retryable:
+        if not repeatable(failed):
             raise
         held = yield op
     claim.settled = True

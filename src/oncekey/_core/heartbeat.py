@@ -1,4 +1,4 @@
-"""Keeps the claim of a running handler alive: a timer in the loop, or one thread a store.
+"""Keeps the claim of a running handler alive: a timer in the loop, or threads beside a sync store.
 
 A renewal is due every third of the lease, so that two may fail before the claim lapses.
 """
@@ -6,11 +6,15 @@ A renewal is due every third of the lease, so that two may fail before the claim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
+import math
 import os
+import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from oncekey._core.drive import run
@@ -21,12 +25,14 @@ from oncekey.instrument.events import EventKind, emit
 __all__ = ["AsyncBeat", "Beat"]
 
 IDLE_SECONDS = 30.0  # a heart with nothing to do ends its thread after this
+MAX_THREADS = 512  # of one heart; a round trip carries as many renewals
+MAX_NEW = 1024  # calls that have come since a thread looked
 
 
 class _Schedule:
     """When one claim is renewed next, and when that is hopeless."""
 
-    __slots__ = ("claim", "dies_at", "due", "every", "plan", "stopped", "until")
+    __slots__ = ("__weakref__", "claim", "dies_at", "due", "every", "plan", "stopped", "until")
 
     def __init__(self, claim: Claim, plan: Plan) -> None:
         lease = claim.terms.lease_ms / 1000
@@ -39,12 +45,16 @@ class _Schedule:
         self.until = None if plan.max_run is None else claim.started + plan.max_run
         self.stopped = False
 
+    @property
+    def over(self) -> bool:
+        return self.stopped or self.claim.ended
+
     def may_renew(self) -> bool:
-        return not self.stopped and (self.until is None or self.plan.monotonic() < self.until)
+        return not self.over and (self.until is None or self.plan.monotonic() < self.until)
 
     def renewed(self, held: bool, sent: float) -> bool:
         """Take a renewal's answer. True: go on."""
-        if self.stopped:
+        if self.over:
             return False
         if not held:
             self.claim.lost = True
@@ -62,68 +72,140 @@ class _Schedule:
             self.claim.lost = True
             return False
         self.due = now + min(self.every / 4, self.dies_at - now)
-        return not self.stopped
+        return not self.over
 
 
 class _Heart:
-    """The thread that renews the claims of one sync store."""
+    """The threads that renew the claims of one sync store.
+
+    While the store is quick, one of them renews what is due. Another watches, and takes a claim
+    that is late: so a slow store has a renewal under way for every claim that is due, and carries
+    them together. A thread that finds nothing to do while another watches ends.
+
+    A handler's thread may be interrupted at any step, so it takes no lock: it appends to ``_new``
+    and rings. A claim is held weakly: once its call is gone, it is renewed no more.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
-        self._wake = threading.Condition()
-        self._heap: list[tuple[float, int, _Schedule]] = []
+        self._new: deque[weakref.ref[_Schedule]] = deque()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._watched = False
+        self._wakes_at = 0.0  # when the thread that watches looks again by itself
+        # What only the threads use:
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, weakref.ref[_Schedule]]] = []
         self._order = itertools.count()
-        self._alive = False
         self._compact_at = 64
+        self._threads = 0
+        self._busy = 0
 
     def add(self, schedule: _Schedule) -> None:
-        with self._wake:
-            if len(self._heap) >= self._compact_at:  # mostly calls that have ended long since
-                self._heap = [entry for entry in self._heap if not entry[2].stopped]
-                heapq.heapify(self._heap)
-                self._compact_at = 64 + 2 * len(self._heap)
-            first = not self._heap or schedule.due < self._heap[0][0]
-            heapq.heappush(self._heap, (schedule.due, next(self._order), schedule))
-            if not self._alive:
-                self._alive = True
-                threading.Thread(target=self._beat, name="oncekey-heartbeat", daemon=True).start()
-            elif first:
-                self._wake.notify()
+        self._new.append(weakref.ref(schedule))
+        if not self._watched:
+            self._start()
+        elif schedule.due < self._wakes_at or len(self._new) >= MAX_NEW:
+            self._bell.put(None)
 
-    def _next(self) -> _Schedule | None:
-        """The schedule that is due, once it is. ``None``: nothing to do, the thread may end."""
-        with self._wake:
-            while True:
-                while self._heap and self._heap[0][2].stopped:
-                    heapq.heappop(self._heap)
-                if not self._heap:
-                    if self._wake.wait(IDLE_SECONDS) or self._heap:
-                        continue
-                    self._alive = False
-                    return None
-                schedule = self._heap[0][2]
-                left = schedule.due - schedule.plan.monotonic()
-                if left <= 0:
-                    heapq.heappop(self._heap)
-                    return schedule
-                self._wake.wait(left)
+    def _start(self) -> None:
+        threading.Thread(target=self._beat, name="oncekey-heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
-        while (schedule := self._next()) is not None:
-            store = self._store()
-            if store is None:
-                continue
-            if not schedule.may_renew():
-                continue
-            sent = schedule.plan.monotonic()
-            try:
-                again = schedule.renewed(run(renew(schedule.claim), store), sent)
-            except Exception as error:  # noqa: BLE001 - one bad store must not end the thread
-                again = schedule.failed(error)
-            del store
-            if again:
-                with self._wake:
-                    heapq.heappush(self._heap, (schedule.due, next(self._order), schedule))
+        with self._lock:
+            if self._threads >= MAX_THREADS:
+                return
+            self._threads += 1
+        working = False
+        while (schedule := self._next(working)) is not None:
+            working = True
+            if self._renew(schedule):
+                with self._lock:
+                    self._push(schedule)
+            del schedule  # else it would outlive its call
+
+    def _renew(self, schedule: _Schedule) -> bool:
+        store = self._store()
+        if store is None or not schedule.may_renew():
+            return False
+        sent = schedule.plan.monotonic()
+        try:
+            return schedule.renewed(run(renew(schedule.claim), store), sent)
+        except Exception as error:  # noqa: BLE001 - one bad store must not end the thread
+            return schedule.failed(error)
+
+    def _next(self, working: bool) -> _Schedule | None:
+        """A claim to renew, once it is due. ``None``: nothing to do, this thread may end."""
+        watching = idle = False
+        while True:
+            with self._lock:
+                schedule, wait = self._look(patient=not working)
+                if schedule is not None:
+                    self._busy += not working
+                    if watching:
+                        self._watched = False
+                    alone = not self._watched and bool(self._heap)
+                    break
+                self._busy -= working
+                working = False
+                if (self._watched and not watching) or (idle and wait == math.inf):
+                    # Whoever comes from here on starts a thread; whoever came before is in _new.
+                    self._watched = self._watched and not watching
+                    if self._watched or not self._new:
+                        self._threads -= 1
+                        return None
+                self._watched = watching = True
+            if not self._new:  # looked at after _wakes_at was set: whoever comes later rings
+                try:
+                    self._bell.get(timeout=min(wait, IDLE_SECONDS))
+                    idle = False
+                except queue.Empty:
+                    idle = True
+        if alone:
+            with contextlib.suppress(RuntimeError):  # no more threads: this one goes on
+                self._start()
+        return schedule
+
+    def _look(self, patient: bool) -> tuple[_Schedule | None, float]:
+        """Take the claim that is due, or say how long until one is."""
+        first = self._first()
+        if first is None:
+            self._wakes_at = math.inf
+            return None, math.inf
+        # The one that watches leaves a claim to those at work for a moment: if they are quick, no
+        # more threads are needed.
+        self._wakes_at = first.due + (first.every / 10 if patient and self._busy else 0.0)
+        wait = self._wakes_at - first.plan.monotonic()
+        if wait > 0:
+            return None, wait
+        heapq.heappop(self._heap)
+        return first, 0.0
+
+    def _first(self) -> _Schedule | None:
+        """The claim that is due first. Takes in what is new, forgets calls that have ended."""
+        while self._new:
+            new = self._new.popleft()()
+            if new is not None:
+                self._push(new)
+        if len(self._heap) >= self._compact_at:
+            self._heap = [entry for entry in self._heap if _live(entry[2])]
+            heapq.heapify(self._heap)
+            self._compact_at = 64 + 2 * len(self._heap)
+        while self._heap:
+            first = _live(self._heap[0][2])
+            if first is not None:
+                return first
+            heapq.heappop(self._heap)
+        return None
+
+    def _push(self, schedule: _Schedule) -> None:
+        if not schedule.over:
+            entry = (schedule.due, next(self._order), weakref.ref(schedule))
+            heapq.heappush(self._heap, entry)
+
+
+def _live(held: weakref.ref[_Schedule]) -> _Schedule | None:
+    schedule = held()
+    return None if schedule is None or schedule.over else schedule
 
 
 _hearts: weakref.WeakKeyDictionary[Store, _Heart] = weakref.WeakKeyDictionary()
@@ -149,11 +231,15 @@ class Beat:
         self._store = store
 
     def __enter__(self) -> None:
-        heart = _hearts.get(self._store)
-        if heart is None:
-            with _making:
-                heart = _hearts.setdefault(self._store, _Heart(self._store))
-        heart.add(self._schedule)
+        try:
+            heart = _hearts.get(self._store)
+            if heart is None:
+                with _making:
+                    heart = _hearts.setdefault(self._store, _Heart(self._store))
+            heart.add(self._schedule)
+        except BaseException:
+            self._schedule.stopped = True
+            raise
 
     def __exit__(self, *exc: object) -> None:
         self._schedule.stopped = True
