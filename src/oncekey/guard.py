@@ -352,11 +352,15 @@ class _Guard:
         job = self._job
         claim = engine.open_claim(self._store, job)
         if isinstance(claim, Claim):
-            self._beat = Beat(self._store, claim, job.plan)
-            self._beat.__enter__()
-            self._token = engine.CURRENT.set(claim)
-            self._open = OpenClaim(claim)
-            return self._open
+            try:
+                self._beat = Beat(self._store, claim, job.plan)
+                self._beat.__enter__()
+                self._token = engine.CURRENT.set(claim)
+                self._open = OpenClaim(claim)
+                return self._open
+            except BaseException as error:  # interrupted: the block will not run
+                engine.give_up(self._store, job, claim, error)
+                raise
         if claim.verdict is Verdict.REPLAY:
             return OpenClaim(None, job.codec.decode(claim.answer or b"j"))
         raise engine.refusal(claim, job.operation, job.plan.terms)
@@ -370,7 +374,7 @@ class _Guard:
         opened = self._open
         if opened is None or opened.claim is None or self._beat is None:
             return
-        self._beat.__exit__()
+        opened.claim.ended = True
         if self._token is not None:
             engine.CURRENT.reset(self._token)
         if exc is not None:

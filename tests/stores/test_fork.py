@@ -350,7 +350,7 @@ def locks(store: Store) -> dict[str, Any]:
             "write": database.write_lock,
             "read": database.read_lock,
             "waiters": database.waiters._lock,
-            "group": store._commit._mutex,
+            "group": store._commit._leads,
         }
     else:
         table = store._table  # type: ignore[attr-defined]

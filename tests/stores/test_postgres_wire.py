@@ -159,7 +159,7 @@ def test_threads_share_a_round_trip(wire: Wire) -> None:
             claims = [
                 threads.submit(store.claim, key(n), new_owner(), b"f", TERMS) for n in range(50)
             ]
-            eventually(lambda: len(store._claims._queue) == 49, "gathering")
+            eventually(lambda: len(store._claims._gathering.waiting) == 49, "gathering")
             wire.let_go()
             assert {claim.result(HANG).verdict for claim in claims} == {Verdict.WON}
     assert count == [2]
@@ -398,7 +398,7 @@ def test_a_batch_whose_reply_is_lost_is_claimed_again(wire: Wire) -> None:
         work("warm")
         wire.hold()
         calls = [threads.submit(work, f"k{n}") for n in range(50)]
-        eventually(lambda: len(store._claims._queue) == 49, "gathering")
+        eventually(lambda: len(store._claims._gathering.waiting) == 49, "gathering")
         wire.lose_next_reply()
         wire.let_go()
         assert [call.result(HANG) for call in calls] == [f"k{n}" for n in range(50)]

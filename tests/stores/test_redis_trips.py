@@ -126,7 +126,9 @@ def test_threads_share_round_trips(wire: Proxy) -> None:
         assert wire.arrived.acquire(timeout=30)
         for thread in threads[1:]:
             thread.start()
-        eventually(lambda: len(store._lanes._lanes[None]._queue) == 31, "the others' queueing")
+        eventually(
+            lambda: len(store._lanes._lanes[None]._gathering.waiting) == 31, "the others' queueing"
+        )
         wire.open_gate.set()
         for thread in threads:
             thread.join()

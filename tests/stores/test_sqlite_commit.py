@@ -50,7 +50,7 @@ def test_an_interrupted_follower_is_never_made_to_lead(tmp_path: pathlib.Path) -
         assert main is not None
 
         def poke() -> None:
-            while not commit._queue:
+            while not commit._gathering.waiting:
                 time.sleep(0.001)
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -63,7 +63,7 @@ def test_an_interrupted_follower_is_never_made_to_lead(tmp_path: pathlib.Path) -
         finally:
             signal.signal(signal.SIGUSR1, before)
             poker.join()
-        assert commit._queue == []
+        assert not commit._gathering.waiting
         go_on.set()
         leader.join(WAIT)
         done = threading.Event()

@@ -202,7 +202,8 @@ def test_threads_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert count.entered.wait(60)
         for thread in threads[1:]:
             thread.start()
-        while len(store._commit._queue) < CALLERS - 1:  # all of them wait for the first commit
+        # All of them wait for the first commit.
+        while len(store._commit._gathering.waiting) < CALLERS - 1:
             threading.Event().wait(0.001)
         count.may_go_on.set()
         for thread in threads:

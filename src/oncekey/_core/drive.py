@@ -7,7 +7,8 @@ protocol is written once and neither form hides a loop or a thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import inspect
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from oncekey.abc import AsyncStore, Store
@@ -38,23 +39,32 @@ Flow = Generator[Op | Pause, Any, T]
 
 
 def run(flow: Flow[T], store: Store) -> T:
-    """Run a flow on a sync store, in this thread."""
+    """Run a flow on a sync store, in this thread. An interrupt between two steps is the flow's."""
+    return _resume(flow, store, flow.send, None)
+
+
+def _resume(flow: Flow[T], store: Store, resume: Callable[[Any], Any], value: Any) -> T:
     try:
-        step = next(flow)
         while True:
-            try:
-                result = None
-                if isinstance(step, Op):
-                    result = getattr(step.on or store, step.method)(*step.args)
-                else:
-                    _must_not_stall()
-                    store.wait(step.key, step.seconds)
-            except BaseException as error:  # noqa: BLE001 - the flow decides what it means
-                step = flow.throw(error)
-            else:
-                step = flow.send(result)
+            resume, value = _take(resume(value), store, flow)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException as error:
+        if inspect.getgeneratorstate(flow) == inspect.GEN_CLOSED:
+            raise  # that is how the flow ended
+        return _resume(flow, store, flow.throw, error)
+
+
+def _take(step: Op | Pause, store: Store, flow: Flow[Any]) -> tuple[Callable[[Any], Any], Any]:
+    """Take one step. Gives how the flow goes on, and with what."""
+    try:
+        if isinstance(step, Op):
+            return flow.send, getattr(step.on or store, step.method)(*step.args)
+        _must_not_stall()
+        store.wait(step.key, step.seconds)
+        return flow.send, None
+    except BaseException as error:  # noqa: BLE001 - the flow decides what it means
+        return flow.throw, error
 
 
 def _must_not_stall() -> None:

@@ -28,7 +28,14 @@ from oncekey._core.call import (
     refusal,
 )
 from oncekey._core.drive import Flow, Op, Pause, arun, run
-from oncekey._core.flows import FIRST_LOOK, Claim, held_here, new_owner, outer_claim
+from oncekey._core.flows import (
+    FIRST_LOOK,
+    Claim,
+    held_here,
+    new_owner,
+    outer_claim,
+    repeatable,
+)
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
 from oncekey.errors import (
     ClaimLostError,
@@ -105,11 +112,22 @@ def in_transaction() -> bool:
     return _current.get(None) is not None
 
 
+class _Hold:
+    """What one block has: a key in hand, and a connection. Known to it before it has them."""
+
+    __slots__ = ("fingerprint", "hand")
+
+    def __init__(self) -> None:
+        self.fingerprint = b""  # of the payload, once the key is won
+        self.hand: Any = None
+
+
 class _InHand:
     """The keys that transactions of this process hold, store by store: one tries, others wait.
 
     With each key that was won stands the payload that it was won with: nobody else can see that
     before the commit, and a copy with another payload need not wait to learn that it conflicts.
+    Taking a key again and giving it twice do nothing, so that whoever was interrupted may do both.
     """
 
     def __init__(self) -> None:
@@ -118,29 +136,24 @@ class _InHand:
     def clear(self) -> None:
         """Start over: in a forked child nothing is in hand."""
         self._lock = threading.Lock()
-        self._keys: weakref.WeakKeyDictionary[Any, dict[bytes, bytes]] = weakref.WeakKeyDictionary()
+        self._keys: weakref.WeakKeyDictionary[Any, dict[bytes, _Hold]] = weakref.WeakKeyDictionary()
 
-    def take(self, store: Any, digest: bytes) -> bool:
+    def take(self, store: Any, digest: bytes, hold: _Hold) -> bool:
         with self._lock:
-            keys = self._keys.setdefault(store, {})
-            if digest in keys:
-                return False
-            keys[digest] = b""
-            return True
-
-    def won(self, store: Any, digest: bytes, fingerprint: bytes) -> None:
-        with self._lock:
-            self._keys[store][digest] = fingerprint
+            return self._keys.setdefault(store, {}).setdefault(digest, hold) is hold
 
     def differs(self, store: Any, digest: bytes, fingerprint: bytes) -> bool:
         """Whether the key was won here with another payload."""
         with self._lock:
-            held = self._keys.get(store, {}).get(digest)
+            hold = self._keys.get(store, {}).get(digest)
+        held = b"" if hold is None else hold.fingerprint
         return bool(held and fingerprint) and held != fingerprint
 
-    def give(self, store: Any, digest: bytes) -> None:
+    def give(self, store: Any, digest: bytes, hold: _Hold) -> None:
         with self._lock:
-            self._keys.get(store, {}).pop(digest, None)
+            keys = self._keys.get(store, {})
+            if keys.get(digest) is hold:
+                del keys[digest]
 
 
 _in_hand = _InHand()
@@ -152,12 +165,16 @@ if hasattr(os, "register_at_fork"):
 class _Entered(NamedTuple):
     """How ``_enter`` ended: with a claim in a hand, or with the reply that there is instead."""
 
-    hand: Any
+    hold: _Hold
     claim: Claim | None
     reply: ClaimReply
 
+    @property
+    def hand(self) -> Any:
+        return self.hold.hand
 
-def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
+
+def _enter(store: Any, on: Any, job: Job, hold: _Hold) -> Flow[_Entered]:
     """Open a transaction and claim the key in it, waiting for another holder as the plan says."""
     job.codec.check()
     key, plan = job.key, job.plan
@@ -186,15 +203,15 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
             known = yield Op("peek", (key, job.fingerprint, terms))
         if known is not None:
             reply = known
-        elif _in_hand.take(store, digest):
-            hand = store.hand(on)
+        elif _in_hand.take(store, digest, hold):
+            hold.hand = hand = store.hand(on)
             try:
-                entered = yield from _attempt(hand, job, begun)
+                entered = yield from _attempt(hold, job, begun)
             except BaseException as error:
-                _in_hand.give(store, digest)
+                _in_hand.give(store, digest, hold)
                 # Nothing has been done yet: what a serialization failure or a lost connection
                 # undid can be begun anew, unless the transaction is the caller's own.
-                again = isinstance(error, StoreError) and error.retryable
+                again = isinstance(error, StoreError) and repeatable(error)
                 if isinstance(error, StoreReadOnlyError) and not failures:
                     again = True  # a primary no longer: its successor may be found
                 if not again or hand.joined or failures >= 2:
@@ -203,9 +220,9 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
                 yield Pause(key, look)
                 continue
             if entered.claim is not None:
-                _in_hand.won(store, digest, job.fingerprint)
+                hold.fingerprint = job.fingerprint
                 return entered
-            _in_hand.give(store, digest)
+            _in_hand.give(store, digest, hold)
             reply, joined = entered.reply, hand.joined
         elif not waited:
             # Held in this process, perhaps by a copy that only gets the answer.
@@ -224,7 +241,7 @@ def _enter(store: Any, on: Any, job: Job) -> Flow[_Entered]:
         yield Pause(key, pause)
         look = min(look * 2, store.poll_seconds)
     _tell(_KINDS[reply.verdict], job, monotonic() - begun, reply.fence, reply.attempts)
-    return _Entered(None, None, reply)
+    return _Entered(hold, None, reply)
 
 
 _BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
@@ -242,8 +259,9 @@ def _tell(kind: EventKind, job: Job, spent: float, fence: int, attempts: int) ->
         emit(kind, job.key, job.operation, duration=spent, fence=fence, attempts=attempts)
 
 
-def _attempt(hand: Any, job: Job, begun: float) -> Flow[_Entered]:
+def _attempt(hold: _Hold, job: Job, begun: float) -> Flow[_Entered]:
     """One try on one connection. Without a win the connection is given back as it was."""
+    hand = hold.hand
     owner = new_owner()
     terms = job.plan.terms
     yield Op("open", (), hand)
@@ -258,19 +276,19 @@ def _attempt(hand: Any, job: Job, begun: float) -> Flow[_Entered]:
             claim.leased_at = float("inf")  # held by the transaction, not by a lease
             kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
             _tell(kind, job, job.plan.monotonic() - begun, reply.fence, reply.attempts)
-            return _Entered(hand, claim, reply)
+            return _Entered(hold, claim, reply)
     except BaseException:
         yield from _roll_back(hand)
         raise
     yield Op("rollback", (), hand)
-    return _Entered(hand, None, reply)
+    return _Entered(hold, None, reply)
 
 
 def _roll_back(hand: Any) -> Flow[None]:
     """Undo, whatever state the connection is in: the error that led here is what counts."""
     try:
         yield Op("rollback", (), hand)
-    except Exception as error:  # noqa: BLE001 - the server undoes what nobody commits
+    except StoreError as error:  # the server undoes what nobody commits
         logger.debug("rolling back failed: %s", error)
 
 
@@ -282,7 +300,7 @@ def _record(store: Any, job: Job, entered: _Entered, value: Any) -> Flow[Result]
         try:
             yield Op("rollback", (), hand)
         finally:
-            yield from _over(store, job, EventKind.RELEASED, claim)
+            yield from _over(store, job, entered, EventKind.RELEASED)
         return Result(value, False)
     try:
         args = (job.key, claim.owner, claim.fence, _encode(job, value), job.plan.terms)
@@ -296,16 +314,19 @@ def _record(store: Any, job: Job, entered: _Entered, value: Any) -> Flow[Result]
         yield Op("commit", (), hand)
     except BaseException:
         yield from _roll_back(hand)
-        yield from _over(store, job, EventKind.FENCED, claim)
+        yield from _over(store, job, entered, EventKind.FENCED)
         raise
-    yield from _over(store, job, EventKind.COMPLETED, claim)
+    yield from _over(store, job, entered, EventKind.COMPLETED)
     return Result(value, False)
 
 
-def _over(store: Any, job: Job, kind: EventKind, claim: Claim) -> Flow[None]:
-    claim.settled = True
-    _in_hand.give(store, job.key.digest)
-    store.settled_here(job.key)
+def _over(store: Any, job: Job, entered: _Entered, kind: EventKind) -> Flow[None]:
+    claim = entered.claim
+    assert claim is not None  # noqa: S101 - for the type checker
+    claim.settled = claim.ended = True
+    _in_hand.give(store, job.key.digest, entered.hold)
+    if not entered.hand.joined:  # else nothing is settled before the caller commits
+        store.settled_here(job.key)
     _tell(kind, job, job.plan.monotonic() - claim.started, claim.fence, claim.attempts)
     return
     yield  # a flow like the others
@@ -323,7 +344,7 @@ def _fail(
             answer = error_answer(error)
         except BaseException:
             yield from _roll_back(hand)
-            yield from _over(store, job, EventKind.RELEASED, claim)
+            yield from _over(store, job, entered, EventKind.RELEASED)
             raise
     if answer is not None:
         try:
@@ -334,13 +355,15 @@ def _fail(
             result = yield from _record(store, job, entered, answer)
             return result
     yield from _roll_back(hand)
-    yield from _over(store, job, EventKind.RELEASED, claim)
+    yield from _over(store, job, entered, EventKind.RELEASED)
     return None
 
 
 class _Block:
     """What the sync and the async block have in common."""
 
+    _closed = False
+    _tx: Tx | None = None
     _raises = True  # an error reaches the caller also where an answer was made of it
 
     def __init__(self, store: Any, on: Any, job: Job, error_answer: ErrorAnswer | None) -> None:
@@ -348,8 +371,8 @@ class _Block:
         self._on = on
         self._job = job
         self._error_answer = error_answer
+        self._hold = _Hold()
         self._entered: _Entered | None = None
-        self._tx: Tx | None = None
         self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
 
     def _opened(self, entered: _Entered) -> Tx:
@@ -363,29 +386,27 @@ class _Block:
         self._entered = entered
         self._tx = tx = Tx(entered.hand.target, claim)
         keys = _open_keys.get() | {(id(self._store), job.key.digest)}
-        self._tokens = [
-            (CURRENT, CURRENT.set(claim)),
-            (_current, _current.set(tx)),
-            (_open_keys, _open_keys.set(keys)),
-        ]
+        for variable, value in ((CURRENT, claim), (_current, tx), (_open_keys, keys)):
+            self._tokens.append((variable, cast("ContextVar[Any]", variable).set(value)))
         return tx
 
     def _left(self) -> None:
-        tokens, self._tokens = self._tokens, []
-        for variable, token in reversed(tokens):
+        while self._tokens:
+            variable, token = self._tokens[-1]
             try:
                 variable.reset(token)
-            except ValueError:
-                pass  # a coroutine that is thrown away ends in another context than its own
+            except (ValueError, RuntimeError):
+                pass  # another context, for a coroutine that is thrown away; or done already
+            self._tokens.pop()
 
     def _enter_flow(self) -> Flow[_Entered]:
-        entered = yield from _enter(self._store, self._on, self._job)
+        entered = yield from _enter(self._store, self._on, self._job, self._hold)
         if entered.claim is not None and self._error_answer is not None:
             try:
                 yield Op("mark", (), entered.hand)
             except BaseException:
                 yield from _roll_back(entered.hand)
-                _in_hand.give(self._store, self._job.key.digest)
+                _in_hand.give(self._store, self._job.key.digest, self._hold)
                 raise
         return entered
 
@@ -411,8 +432,29 @@ class _Block:
 class Transaction(_Block):
     """``with store.transaction(...)``: see the store's method."""
 
+    def _abandon(self) -> None:
+        """Leave nothing open, wherever an interrupt came. What is settled stays as it is."""
+        try:
+            if self._tx is not None and self._tx.claim is not None:
+                self._tx.claim.ended = True
+            self._left()
+            here = (id(self._store), self._job.key.digest)
+            if self._tx is not None and here in _open_keys.get():  # set, and not noted yet
+                _open_keys.set(_open_keys.get() - {here})
+            if self._hold.hand is not None:
+                self._hold.hand.rollback()
+        except StoreError as error:
+            logger.debug("rolling back failed: %s", error)
+        finally:
+            _in_hand.give(self._store, self._job.key.digest, self._hold)
+        self._closed = True
+
     def __enter__(self) -> Tx:
-        return self._opened(run(self._enter_flow(), self._store))
+        try:
+            return self._opened(run(self._enter_flow(), self._store))
+        except BaseException:
+            self._abandon()
+            raise
 
     def __exit__(
         self,
@@ -420,8 +462,17 @@ class Transaction(_Block):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._left()
-        run(self._exit_flow(exc), self._store)
+        try:
+            self._left()
+            run(self._exit_flow(exc), self._store)
+        except BaseException:
+            self._abandon()
+            raise
+        self._closed = True
+
+    def __del__(self) -> None:
+        if self._tx is not None and not self._closed:
+            self._abandon()  # interrupted before the first step of __exit__
 
 
 class AsyncTransaction(_Block):
@@ -429,7 +480,7 @@ class AsyncTransaction(_Block):
 
     def _thrown_away(self, error: BaseException) -> None:
         """A generator was closed inside the block, where nothing can be awaited."""
-        _in_hand.give(self._store, self._job.key.digest)
+        _in_hand.give(self._store, self._job.key.digest, self._hold)
         work = arun(self._exit_flow(error), self._store)
         try:
             in_background(work)
@@ -477,20 +528,25 @@ def call_in_transaction(
     """Run ``handler`` in a transaction if nobody else did, else give its stored answer back."""
     block = Transaction(store, on, job, error_answer)
     block._raises = False
-    tx = block.__enter__()
-    if tx.replayed:
-        return Result(tx.answer, True)
     try:
+        tx = block.__enter__()
+        if tx.replayed:
+            return Result(tx.answer, True)
         try:
             tx.answer = handler(tx)
-        finally:
+        except BaseException as error:
             block._left()
-    except BaseException as error:
-        failed = run(block._exit_flow(error), store)
-        if failed is None:
-            raise
-        return failed
-    return cast("Result", run(block._exit_flow(None), store))
+            result = run(block._exit_flow(error), store)
+            if result is None:
+                raise
+        else:
+            block._left()
+            result = cast("Result", run(block._exit_flow(None), store))
+    except BaseException:
+        block._abandon()
+        raise
+    block._closed = True
+    return result
 
 
 async def acall_in_transaction(

@@ -8,8 +8,10 @@ for company.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -28,12 +30,10 @@ class Job:
     is when the call came, on the monotonic clock: its deadline is counted from there.
     """
 
-    __slots__ = ("args", "begun", "done", "error", "gate", "method", "promoted", "result")
+    __slots__ = ("args", "begun", "done", "error", "method", "result")
 
     result: Any
-    gate: Any
     done: bool
-    promoted: bool
 
     def __init__(self, method: Any, args: tuple[Any, ...]) -> None:
         self.method = method
@@ -48,10 +48,25 @@ class Job:
         return self.result
 
 
+class _Party:
+    """Calls that go together. Whoever has the gate looks after all that still wait here."""
+
+    __slots__ = ("gate", "waiting")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.waiting: deque[Job] = deque()
+
+
 class ThreadBatch(Forking):
     """For threads: the first to come leads, those who come meanwhile follow in its next batch.
 
     The caller's own thread does the work: no thread of our own, nothing to start after a fork.
+
+    An exception may come to a thread between any two steps (Ctrl-C, a task's time limit). So no
+    thread depends on another to wake it or to hand anything over: a lock is held by ``with`` only,
+    which can't be left without releasing it, and each thread does what is left to do of its own
+    call. What several threads change is changed in one step: a deque, an attribute.
 
     Args:
         run: Runs the jobs of a batch and fills each in. What it raises goes to the leader.
@@ -66,69 +81,45 @@ class ThreadBatch(Forking):
 
     def after_fork_in_child(self) -> None:
         """Start over: whoever waited or led is not in this process."""
-        self._mutex = threading.Lock()
-        self._queue: list[Job] = []
-        self._leading = False
+        self._leads = threading.Lock()
+        self._gathering = _Party()
 
     @property
     def busy(self) -> bool:
         """Whether a batch is under way or about to be."""
-        return self._leading
+        return self._leads.locked()
 
     def submit(self, method: Any, args: tuple[Any, ...]) -> Any:
         """Run a call in the next batch; returns when that is done."""
         job = Job(method, args)
-        job.done = job.promoted = False
-        with self._mutex:
-            self._queue.append(job)
-            follows = self._leading
-            if follows:
-                job.gate = threading.Lock()
-                job.gate.acquire()
-            self._leading = True
-        if follows:
-            try:
-                job.gate.acquire()
-            except BaseException:
-                # Interrupted while waiting (Ctrl-C): nobody may wait for us to lead. A call that
-                # no batch has taken yet is withdrawn; if the lead is ours already, pass it on.
-                with self._mutex:
-                    promoted = job.promoted
-                    if not promoted and job in self._queue:
-                        self._queue.remove(job)
-                if promoted:
-                    self._lead(job)
-                raise
-            if job.done:
-                return job.outcome()
-        self._lead(job)
+        job.done = False
+        party = self._gathering
+        try:
+            party.waiting.append(job)
+            with party.gate:  # the first leads, the others come in when it is through
+                if job in party.waiting:
+                    with self._leads:
+                        self._lead(party)
+        except BaseException:
+            with contextlib.suppress(ValueError):
+                party.waiting.remove(job)  # not begun yet: nobody is to make it for us
+            raise
+        if not job.done:
+            raise StoreUnavailableError(
+                "the thread that was making this change was interrupted, so that nobody knows "
+                "whether it was made: try again"
+            )
         return job.outcome()
 
-    def _lead(self, own: Job) -> None:
-        with self._mutex:
-            batch, self._queue = self._queue[: self._most], self._queue[self._most :]
-        try:
-            self._run(batch)
-        except BaseException:
-            for job in batch:
-                if job is not own and job.error is None:
-                    job.error = StoreUnavailableError(
-                        "the thread that was making this change was interrupted: try again"
-                    )
-            raise
-        finally:
-            with self._mutex:
-                heir = self._queue[0] if self._queue else None
-                if heir is None:
-                    self._leading = False
-                else:
-                    heir.promoted = True
-            for job in batch:
-                if job is not own:
-                    job.done = True
-                    job.gate.release()
-            if heir is not None:
-                heir.gate.release()
+    def _lead(self, party: _Party) -> None:
+        if self._gathering is party:
+            self._gathering = _Party()  # whoever read the old one just now leads it once more
+        batch: list[Job] = []
+        while party.waiting and len(batch) < self._most:
+            batch.append(party.waiting.popleft())
+        self._run(batch)
+        for job in batch:
+            job.done = True
 
 
 class LoopBatch:

@@ -60,6 +60,14 @@ def driver_error(error: BaseException) -> BaseException:
     return error
 
 
+_DRIVERS = frozenset({"sqlite3", "psycopg", "psycopg_pool", "sqlalchemy", "django"})
+
+
+def _is_drivers(error: BaseException) -> bool:
+    """Whether a driver raised it. A signal's handler may raise anything, at any moment."""
+    return any(kind.__module__.partition(".")[0] in _DRIVERS for kind in type(error).__mro__)
+
+
 def _named(book: Book, error: Exception) -> Exception:
     """What to raise for an error: a caller's own mistake stays as it is."""
     cause = driver_error(error)
@@ -133,11 +141,11 @@ class SqlHand(_Timed, Hand):
         try:
             with limited(raw, deadline):
                 return call(*args)
-        except OncekeyError:
-            raise
         except Exception as error:
             if isinstance(error, Late) and deadline is not None:
                 raise deadline.missed() from None
+            if not _is_drivers(error):
+                raise
             raise self._left(_named(self._book, error), raw) from error
 
     def _drive(self, steps: Steps) -> Any:

@@ -229,23 +229,35 @@ class SQLiteLink:
 
     flavour = "sqlite"
 
-    def __init__(self, connection: Any, close: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        close: Callable[[Any], None] | None = None,
+        begin: Callable[[Any], object] = lambda connection: connection.execute("BEGIN IMMEDIATE"),
+    ) -> None:
         self.target = connection
         self.joined = False
         self._close = close
+        self._begin = begin
+        self._begun = False
         self._points = 0
 
     def begin(self) -> None:
+        # Each note before what it tells of, so that an interrupt between leaves nothing open.
         self.joined = self.target.in_transaction
         if not self.joined:
-            self.target.execute("BEGIN IMMEDIATE")
+            self._begun = True
+            self._begin(self.target)
         self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     def execute(self, sql: str, args: list[Any]) -> list[Any]:
         cursor = self.target.cursor()
-        cursor.row_factory = None
-        rows: list[Any] = cursor.execute(sql, args).fetchall()
-        return rows
+        try:
+            cursor.row_factory = None
+            rows: list[Any] = cursor.execute(sql, args).fetchall()
+            return rows
+        finally:
+            cursor.close()  # a statement that was interrupted can't be rolled back
 
     def must_be_open(self) -> None:
         if not self.target.in_transaction:
@@ -255,8 +267,9 @@ class SQLiteLink:
         """Nothing is held back."""
 
     def savepoint(self) -> None:
+        # One that is set but not counted does no harm: it goes with those around it.
+        self.target.execute(f"SAVEPOINT oncekey_{self._points + 1}")
         self._points += 1
-        self.target.execute(f"SAVEPOINT oncekey_{self._points}")
 
     def undo(self) -> None:
         self.target.execute(f"ROLLBACK TO oncekey_{self._points}")
@@ -264,33 +277,39 @@ class SQLiteLink:
         self._points -= 1
 
     def commit(self) -> None:
+        points, self._points = self._points, 0  # from here on it is the caller's, if we joined
         try:
             self.target.execute("RELEASE oncekey_1")
         except sqlite3.OperationalError as error:
+            self._points = points
             raise ended_refused("connection") from error
-        self._points = 0
         if not self.joined:
             self.target.execute("COMMIT")
+            self._begun = False
         self._give_back()
 
     def rollback(self) -> None:
-        begun, self._points = self._points, 0
+        """Undo what is still open of it. Rolling back twice does nothing."""
         try:
-            if begun and self.target.in_transaction:
-                if self.joined:
-                    with contextlib.suppress(sqlite3.OperationalError):
-                        self.target.execute("ROLLBACK TO oncekey_1")
-                        self.target.execute("RELEASE oncekey_1")
-                        return
-                # Ours; or one that began by itself, after somebody had ended the caller's.
-                self.target.execute("ROLLBACK")
+            if (self._begun or self._points) and self.target.in_transaction:
+                self._end()
         finally:
+            self._begun, self._points = False, 0
             self._give_back()
 
+    def _end(self) -> None:
+        if self.joined:
+            with contextlib.suppress(sqlite3.OperationalError):
+                self.target.execute("ROLLBACK TO oncekey_1")
+                self.target.execute("RELEASE oncekey_1")
+                return
+        # Ours; or one that began by itself, after somebody had ended the caller's.
+        self.target.execute("ROLLBACK")
+
     def _give_back(self) -> None:
-        close, self._close = self._close, None
-        if close is not None:
-            close(self.target)
+        if self._close is not None:
+            self._close(self.target)
+            self._close = None
 
 
 class AlchemyLink:

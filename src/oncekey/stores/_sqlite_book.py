@@ -67,11 +67,11 @@ class SQLiteBook:
         return held
 
     def named(self, error: BaseException) -> StoreError:
-        if isinstance(error, sqlite3.Error):
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                return StoreUnavailableError(
-                    f"{self._database.path} is locked by another writer, or was changed since this "
-                    "transaction began to read it: begin it with BEGIN IMMEDIATE, and try again"
-                )
-            return self._database.named(error)
-        return StoreError(f"SQLite failed ({type(error).__name__}): {error}")
+        if not isinstance(error, sqlite3.Error):
+            return StoreError(f"SQLite failed ({type(error).__name__}): {error}")
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+            return StoreUnavailableError(
+                f"{self._database.path} was changed since this transaction began to read it: begin "
+                "it with BEGIN IMMEDIATE, and try again"
+            )
+        return self._database.named(error)

@@ -6,6 +6,8 @@ How callers share a commit is in ``_sqlite_commit.py``.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import sqlite3
 import threading
@@ -24,6 +26,7 @@ from oncekey.errors import (
     StoreError,
     StoreFullError,
     StoreReadOnlyError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 from oncekey.instrument.events import EventKind, emit
@@ -39,10 +42,37 @@ MIGRATIONS: Final = load_migrations("sqlite_migrations")
 SWEEP_EVERY: Final = 128  # writes between two looks for expired records
 SWEEP_ROWS: Final = 256  # rows a look passes over: two for each write, so that garbage stays small
 GRACE_MS: Final = 60_000
+SLICE: Final = 0.1  # seconds
 
 Executor = sqlite3.Connection | sqlite3.Cursor
 _STATES: Final = tuple(State)
 _READ, _INSERT, _MARK, _UPDATE = SQL["read"], SQL["insert"], SQL["mark"], SQL["update"]
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", -1) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _create(path: str) -> None:
+    """Make the file for its owner only; SQLite gives the files beside it the same mode."""
+    # One that is there keeps the mode it has. What is wrong with the path SQLite says.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def _undo(connection: sqlite3.Connection) -> None:
+    """Roll back what is open; if that fails too, whoever writes next does it."""
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _make(job: Job, on: Executor) -> None:
+    try:
+        job.result = job.method(on, *job.args)
+    except (StoreError, ValueError, TypeError, ArithmeticError) as error:
+        job.error = error  # its own; it wrote nothing yet
 
 
 class Database(Forking):
@@ -72,11 +102,11 @@ class Database(Forking):
         self.path = os.path.abspath(path)
         self.durability = durability
         self.busy_timeout = busy_timeout
-        self.closed = False
         self.clocks: list[Clock] = [clock]
         self._sweep_from = b""
         self._writes = 0
         self._reset()
+        self.closed = False
         self.writer()  # open now, so that a bad path or file fails here and not at the first call
         watch_forks(self)
 
@@ -107,8 +137,12 @@ class Database(Forking):
     def _open(self) -> sqlite3.Connection:
         if self.closed:
             raise StoreClosedError(f"the store on {self.path} is closed: connect again")
+        # SQLite waits in small slices, and we between them: it would not look for interrupts.
         connection = sqlite3.connect(
-            self.path, timeout=5.0, isolation_level=None, check_same_thread=False
+            self.path,
+            timeout=min(SLICE, self.busy_timeout),
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             connection.execute("PRAGMA synchronous=" + self.durability.upper())
@@ -137,27 +171,29 @@ class Database(Forking):
         return connection
 
     def _prepare(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = None
         try:
-            connection = self._open()
-        except sqlite3.Error as error:
-            raise self.named(error) from error
-        try:
-            mode = self._patiently(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone())
-            if mode[0] != "wal":
-                raise StoreConfigError(
-                    f"{self.path} can't be put in WAL mode (it says {mode[0]!r}): use a local disk "
-                    "that you may write to, not a network share"
-                )
-            self._migrate(connection)
-            # Whether it can be written at all is better known now than at the first call.
-            self._patiently(lambda: connection.execute(SQL["probe"]))
-        except sqlite3.Error as error:
-            connection.close()
-            raise self.named(error) from error
-        except BaseException:
-            connection.close()
+            _create(self.path)
+            opened = connection = self._open()
+            self._patiently(lambda: self._set_up(opened), time.monotonic())
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise self.named(error) from error
             raise
         return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode[0] != "wal":
+            raise StoreConfigError(
+                f"{self.path} can't be put in WAL mode (it says {mode[0]!r}): use a local disk "
+                "that you may write to, not a network share"
+            )
+        self._migrate(connection)
+        # Whether it can be written at all is better known now than at the first call.
+        connection.execute(SQL["probe"])
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         newest = MIGRATIONS[-1][0]
@@ -171,8 +207,8 @@ class Database(Forking):
                 "version it is: restore it from a backup, or use another file"
             )
         if found < newest:
-            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute(SQL["create_versions"])
                 found = self._version(connection)
                 for version, script in MIGRATIONS:
@@ -183,8 +219,7 @@ class Database(Forking):
                         connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                _undo(connection)
                 raise
         elif found > newest:
             raise StoreConfigError(
@@ -208,21 +243,20 @@ class Database(Forking):
             )
         return int(connection.execute(SQL["version"]).fetchone()[0])
 
-    def _patiently(self, action: Callable[[], Any]) -> Any:
+    def _patiently(self, action: Callable[[], Any], begun: float) -> Any:
         """Do ``action``, again and again while another process holds the file."""
-        deadline = time.monotonic() + self.busy_timeout
         while True:
             try:
                 return action()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (
-                    sqlite3.SQLITE_BUSY,
-                    sqlite3.SQLITE_LOCKED,
-                ):
-                    raise
-                if time.monotonic() >= deadline:
+                if not _is_busy(error) or time.monotonic() >= begun + self.busy_timeout:
                     raise
                 time.sleep(0.001)
+
+    def begin(self, connection: sqlite3.Connection, begun: float | None = None) -> None:
+        """Begin to write, within ``busy_timeout`` of when the call came."""
+        begun = time.monotonic() if begun is None else begun
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"), begun)
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):
@@ -244,10 +278,11 @@ class Database(Forking):
         """The error with a name, a reason and a fix. Decided by code, never by text."""
         code = getattr(error, "sqlite_errorcode", -1) & 0xFF
         path = self.path
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreUnavailableError(
-                f"{path} was locked by another process for {self.busy_timeout:g} s: look for a "
-                "transaction that is held open, or raise busy_timeout"
+        if _is_busy(error):
+            return StoreTimeoutError(
+                f"{path} was locked by another process for {self.busy_timeout:g} s, and nothing "
+                "was changed: look for a transaction that is held open, or raise busy_timeout",
+                outcome_known=True,
             )
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return StoreReadOnlyError(
@@ -274,40 +309,36 @@ class Database(Forking):
     # Transactions
 
     def commit(self, jobs: Sequence[Job]) -> None:
-        """Run ``jobs`` in one durable transaction. All of them hold after it, or none."""
+        """Run ``jobs`` in one durable transaction. All of them hold after it, or none.
+
+        What is neither SQLite's nor ours, such as an interrupt, is raised.
+        """
         try:
             with self.write_lock:
                 self._commit(jobs)
         except StoreError as error:
             self._fail(jobs, error, None)
-        except Exception as error:
-            named = self.named(error) if isinstance(error, sqlite3.Error) else None
+        except sqlite3.Error as error:
+            named = self.named(error)
             if len(jobs) > 1 and not isinstance(named, StoreUnavailableError):
                 for job in jobs:  # one bad change must not take its neighbours down
                     self.commit([job])
-            elif named is not None:
-                self._fail(jobs, named, error)
             else:
-                raise
+                self._fail(jobs, named, error)
 
     def _commit(self, jobs: Sequence[Job]) -> None:
         connection = self.writer()
-        on = connection.cursor()
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        _undo(connection)  # if an interrupt came while another was being undone
         try:
+            self.begin(connection, jobs[0].begun)
+            on = connection.cursor()
             for job in jobs:
-                try:
-                    job.result = job.method(on, *job.args)
-                except sqlite3.Error:
-                    raise
-                except Exception as error:  # noqa: BLE001 - its own; it wrote nothing yet
-                    job.error = error
+                _make(job, on)
             if self.count_writes(len(jobs)):
                 self.sweep_some(on)
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            _undo(connection)
             raise
 
     def count_writes(self, number: int) -> bool:
@@ -328,7 +359,7 @@ class Database(Forking):
     def _fail(jobs: Sequence[Job], error: StoreError, cause: BaseException | None) -> None:
         emit(EventKind.STORE_ERROR, operation="commit", error=type(error).__name__)
         for job in jobs:
-            job.error = type(error)(*error.args)
+            job.error = copy.copy(error)
             job.error.__cause__ = cause
 
     # Reading
@@ -336,11 +367,19 @@ class Database(Forking):
     def read(self, digest: bytes) -> Record | None:
         """The record of a key, without taking the write lock."""
         try:
-            with self.read_lock:
-                row = self.reader().execute(_READ, (digest,)).fetchone()
+            try:
+                row = self._read(digest)
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+                row = self._patiently(lambda: self._read(digest), time.monotonic())
         except sqlite3.Error as error:
             raise self.named(error) from error
         return None if row is None else self.record(row)
+
+    def _read(self, digest: bytes) -> Any:
+        with self.read_lock:
+            return self.reader().execute(_READ, (digest,)).fetchone()
 
     def peek(
         self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int

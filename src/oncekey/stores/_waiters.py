@@ -44,8 +44,8 @@ class Waiters:
         """Block until ``key`` is woken, unless ``settled`` says there is nothing to wait for."""
         event = threading.Event()
         callback = event.set
-        self._add(key, callback)
         try:
+            self._add(key, callback)
             # Looked at only after the callback is in place, so that no change falls between.
             if not settled():
                 event.wait(seconds)

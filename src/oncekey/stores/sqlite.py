@@ -19,7 +19,7 @@ from oncekey.stores._answers import Answers
 from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import ThreadBatch
 from oncekey.stores._hands import AsyncSqlHand, AsyncTransactions, SqlHand, Transactions
-from oncekey.stores._links import Link, sync_link
+from oncekey.stores._links import Link, SQLiteLink, sync_link
 from oncekey.stores._sqlite_book import SQLiteBook
 from oncekey.stores._sqlite_commit import TickCommit, WriterCommit
 from oncekey.stores._sqlite_db import Database
@@ -71,9 +71,7 @@ class _Face(ClockInjectable):
 
     def _own_connection(self) -> sqlite3.Connection:
         """A connection for a transaction of its own; it is closed after it."""
-        connection = self._database._open()
-        connection.execute(f"PRAGMA busy_timeout={int(self._database.busy_timeout * 1000)}")
-        return connection
+        return self._database._open()
 
 
 class SQLiteStore(_Face, Transactions, Store, Sweepable):
@@ -219,7 +217,9 @@ class SQLiteStore(_Face, Transactions, Store, Sweepable):
         def take() -> Link:
             if on is not None:
                 return sync_link(on)
-            return sync_link(self._own_connection(), sqlite3.Connection.close)
+            return SQLiteLink(
+                self._own_connection(), sqlite3.Connection.close, self._database.begin
+            )
 
         return SqlHand(take, lambda: SQLiteBook(self._database, self._clock))
 
