@@ -200,6 +200,16 @@ async def test_mocks_and_sync_decorators_of_async_handlers_work(kind: str) -> No
     assert await wrapped({**request(), "idempotency_key": "another"}, ALICE) == {"n": 2}
 
 
+@pytest.mark.parametrize("owner", [None, object(), MagicMock(), Plain(None, 1)])
+async def test_mocks_are_called_as_methods_too(owner: Any) -> None:
+    """Whatever stands before the request in the call is not taken for it."""
+    for order in (request(), Made(), Plain(KEY, 1)):
+        mock = AsyncMock(side_effect=[1, 2])
+        for wrapped in map(IdempotencyStore(MemoryBackend()).wrap, (mock, opaque(mock))):
+            assert await wrapped(owner, order, {"caller_identity": "alice"}) == 1
+        assert mock.await_count == 1
+
+
 @pytest.mark.parametrize("decorate", [wrapping, opaque])
 def test_a_coroutine_over_a_sync_backend_is_an_error_before_it_runs(decorate: Any) -> None:
     """The mismatch that shows only in the call is told there; sync handlers work as they did."""

@@ -174,11 +174,10 @@ def not_awaitable(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _looks_like_request(value: object) -> bool:
-    kind = type(value)
     return (
         isinstance(value, Mapping)
-        or hasattr(kind, "model_dump")
-        or hasattr(value, "idempotency_key")
+        or hasattr(type(value), "model_dump")
+        or isinstance(getattr(value, "idempotency_key", None), str)
     )
 
 
