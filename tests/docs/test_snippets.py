@@ -267,11 +267,12 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
             with once.transaction(ulid()) as tx, once.guard(ulid()) as claim:
                 claim.answer = tx.answer = "done"
             store.sweep()
-            held = once.guard("held")
+            name = ulid()
+            held = once.guard(name)
             held.__enter__()
             with pytest.raises(IdempotencyInFlightError):
                 # Long enough to ask to be told; from elsewhere, as nobody waits for itself.
-                contextvars.Context().run(once.guard("held", wait=0.3).__enter__)
+                contextvars.Context().run(once.guard(name, wait=0.3).__enter__)
             held.__exit__(None, None, None)
             store.clear()
 
@@ -286,9 +287,9 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
                 if grant != missing:
                     connection.execute(grant)
             with pytest.raises(StoreConfigError):
-                use()
+                contextvars.Context().run(use)
             connection.execute(missing)
-            use()
+            contextvars.Context().run(use)
             connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
 
