@@ -232,7 +232,12 @@ URLS = {
     "alb-multi": f"{BALANCER}/my/path?parameter1=value%201&parameter1=2&parameter2=value",
 }
 URL_SIGNER = hmac_provider(
-    "acme", secret="s3cret", header="X-Acme-Signature", signed="{method}{url}{body}", event_id="id"
+    "acme",
+    secret="s3cret",
+    header="X-Acme-Signature",
+    signed="{method}{url}{body}",
+    event_id="id",
+    allowed_hosts="*",
 )
 
 
