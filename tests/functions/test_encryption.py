@@ -37,6 +37,7 @@ from oncekey import (
     WebhookDedupStore,
     current_claim,
 )
+from oncekey._core.payload import fingerprint as fingerprint_of
 from oncekey.abc import (
     AsyncStore,
     AsyncSweepable,
@@ -451,6 +452,97 @@ def test_a_receiver_without_the_key_asks_for_a_retry() -> None:
         statuses.append(receiver.receive(*request).status)
     assert statuses == [200, 503, 200]
     assert len(seen) == 1
+
+
+def test_an_emptied_fingerprint_does_not_match_anything(places: Places) -> None:
+    """The payload is sealed with its answer: another one does not get it, whatever the row says."""
+    with places[0]() as inner:
+        once = Once(encrypted(inner, RING))
+        with once.guard("o-1", payload={"cents": 5}) as claim:
+            claim.answer = SECRET
+        key = Key(BLOCK, "o-1")
+        row = inner.read(key)
+        for fingerprint in (b"", fingerprint_of({"cents": 6})):
+            inner.write(key, fingerprint, row.answer, row.expires_at)
+            with pytest.raises(StoreCorruptError, match="another payload"):
+                once.guard("o-1", payload={"cents": 6}).__enter__()
+            with pytest.raises(StoreCorruptError, match="another payload"):
+                once.store.read(key)
+        inner.write(key, row.fingerprint, row.answer, row.expires_at)
+        for payload in ({"cents": 5}, None):  # None: the caller has nothing to compare
+            with once.guard("o-1", payload=payload) as claim:
+                assert claim.answer == SECRET
+
+
+async def test_an_emptied_fingerprint_does_not_match_in_transactions(tmp_path: Path) -> None:
+    """Nor do answers that a transaction recorded, sync or async, or ``complete_on``."""
+    path = tmp_path / "x.db"
+    with encrypted(SQLiteStore(path), RING) as store:
+        with Once(store).transaction("tx", payload=1) as tx:
+            tx.answer = SECRET
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            assert db.execute("UPDATE oncekey_records SET fingerprint = x''").rowcount == 1
+        with pytest.raises(StoreCorruptError, match="another payload"):
+            Once(store).transaction("tx", payload=2).__enter__()
+    async with encrypted(SQLiteBackend(path), RING) as backend:
+        with pytest.raises(StoreCorruptError, match="another payload"):
+            await AsyncOnce(backend).transaction("tx", payload=2).__aenter__()
+        with pytest.raises(StoreCorruptError, match="another payload"):
+            await AsyncOnce(backend).guard("tx", payload=2).__aenter__()
+
+
+def test_a_removed_answer_does_not_replay_nothing(places: Places) -> None:
+    """A record that is done but has no answer is refused, and the work does not run again."""
+    with places[0]() as inner:
+        once = Once(encrypted(inner, RING))
+        terms = Once(inner)._block("x", None, {}).plan.terms
+        assert inner.first_seen(Key(BLOCK, "o-1"), terms)  # done, without an answer
+        with pytest.raises(StoreCorruptError, match="no answer"):
+            once.guard("o-1").__enter__()
+        with Once(encrypted(inner, RING, allow_plain=True)).guard("o-1") as claim:
+            assert claim.replayed
+
+
+async def test_a_null_in_the_table_does_not_replay_nothing(tmp_path: Path) -> None:
+    """The same for a row whose answer somebody has set to NULL."""
+    path = tmp_path / "x.db"
+    async with encrypted(SQLiteBackend(path), RING) as store:
+        async with AsyncOnce(store).guard("o-1") as claim:
+            claim.answer = SECRET
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            assert db.execute("UPDATE oncekey_records SET answer = NULL").rowcount == 1
+        with pytest.raises(StoreCorruptError, match="no answer"):
+            await AsyncOnce(store).guard("o-1").__aenter__()
+
+
+async def test_claims_that_are_not_remembered_are_completed_all_the_same(places: Places) -> None:
+    """A store that has won more claims than it remembers reads with which payload."""
+    with places[0]() as inner:
+        won, done = encrypted(inner, RING), encrypted(inner, RING)
+        key, mark = Key(BLOCK, "o-1"), fingerprint_of(1)
+        terms = Once(inner)._block("x", None, {}).plan.terms
+        reply = won.claim(key, b"o" * 16, mark, terms)
+        assert done.complete(key, b"o" * 16, reply.fence, b"j1", terms)
+        assert won.claim(key, b"p" * 16, mark, terms).answer == b"j1"
+        inner.write(key, b"", inner.read(key).answer, inner.read(key).expires_at)
+        with pytest.raises(StoreCorruptError, match="another payload"):
+            won.claim(key, b"p" * 16, fingerprint_of(2), terms)
+    async with places[1]() as inner:
+        awon, adone = encrypted(inner, RING), encrypted(inner, RING)
+        key = Key(BLOCK, "o-2")
+        reply = await awon.claim(key, b"o" * 16, mark, terms)
+        assert await adone.complete(key, b"o" * 16, reply.fence, b"j1", terms)
+        assert (await awon.claim(key, b"p" * 16, mark, terms)).answer == b"j1"
+
+
+def test_answers_sealed_without_a_payload_stay_readable(places: Places) -> None:
+    """What was sealed before payloads were sealed with answers is replayed."""
+    with places[0]() as inner:
+        store, key = encrypted(inner, RING), Key(BLOCK, "o-1")
+        sealed = RING.seal(b'j"old"', bytes(8) + key.digest)
+        inner.write(key, fingerprint_of(1), sealed, inner.now() + 60_000)
+        with Once(store).guard("o-1", payload=1) as claim:
+            assert claim.answer == "old"
 
 
 def test_an_answer_that_was_moved_does_not_open(tmp_path: Path) -> None:

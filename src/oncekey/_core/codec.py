@@ -47,6 +47,8 @@ __all__ = ["Codec", "decode_json", "encode_json", "omitted"]
 
 SEALED: Final = b"\xe1"
 """The first byte of an encrypted answer, which only ``oncekey.encryption`` can open."""
+REMOVED: Final = b"n"
+"""What an encrypted store gives for an answer that is not there. It is never stored."""
 
 _SCALARS: Final = (str, int, float, bool, type(None))
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -92,6 +94,11 @@ def _parsed(raw: bytes) -> Any:
     if tag == SEALED:
         raise StoreConfigError(
             "this answer is encrypted: wrap the store with oncekey.encryption.encrypted(...)"
+        )
+    if tag == REMOVED:
+        raise StoreCorruptError(
+            "a record is done but has no answer, which no encrypted one is without: it was "
+            "removed, or the key was marked by check_and_record. Nothing runs again"
         )
     if tag in (b"t", b"e"):
         body = body.partition(b"\n")[2]

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import hmac
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
+from oncekey._core.codec import REMOVED
 from oncekey.abc import (
     AsyncHand,
     AsyncStore,
@@ -23,8 +26,8 @@ from oncekey.abc import (
     Sweepable,
     Transactional,
 )
-from oncekey.errors import StoreConfigError
-from oncekey.models import ClaimReply, Key, Record, Scope, Terms
+from oncekey.errors import StoreConfigError, StoreCorruptError
+from oncekey.models import ClaimReply, Key, Record, Scope, Terms, Verdict
 from oncekey.stores._answers import Answers
 from oncekey.stores._hands import AsyncTransactions, Transactions
 
@@ -41,22 +44,51 @@ class Ring(Protocol):
     def open(self, sealed: bytes, identity: bytes) -> bytes: ...
 
 
+MARKED: Final = b"\x01"
+"""What a sealed text starts with that has the mark of its payload. Others start with a letter."""
+MARK_BYTES: Final = 16
+ANY_PAYLOAD: Final = bytes(MARK_BYTES)
+
+
+def _mark(fingerprint: bytes) -> bytes:
+    """What stands for a payload's fingerprint in a sealed text. Nothing, if there is none."""
+    return hashlib.sha256(fingerprint).digest()[:MARK_BYTES] if fingerprint else ANY_PAYLOAD
+
+
 class _Seal:
-    """Answers of one store, sealed on their way in and opened on their way out."""
+    """Answers of one store, sealed on their way in and opened on their way out.
+
+    The fingerprint of the payload is sealed with its answer: whoever can write to the table and
+    empties the stored one can't have the answer replayed to another payload.
+    """
 
     def __init__(self, ring: Ring, tenant: str, allow_plain: bool) -> None:
         self._ring = ring
         self._tenant = len(tenant.encode()).to_bytes(8, "big") + tenant.encode()
         self._allow_plain = allow_plain
 
-    def sealed(self, key: Key, answer: bytes) -> bytes:
-        return self._ring.seal(answer, self._tenant + key.digest)
+    def sealed(self, key: Key, fingerprint: bytes, answer: bytes) -> bytes:
+        return self._ring.seal(MARKED + _mark(fingerprint) + answer, self._tenant + key.digest)
 
-    def opened(self, key: Key, answer: bytes | None) -> bytes | None:
-        if answer is None:
-            return None  # a mark, or a record without an outcome
+    def opened(self, key: Key, answer: bytes, fingerprint: bytes, any_payload: bool) -> bytes:
+        """The answer, if it belongs to the payload with that fingerprint.
+
+        One that was sealed without a payload belongs to any; and with ``any_payload`` a caller
+        without one gets any.
+        """
         if answer[:1] == VERSION:
-            return self._ring.open(answer, self._tenant + key.digest)
+            text = self._ring.open(answer, self._tenant + key.digest)
+            if text[:1] != MARKED:
+                return text  # sealed before there were marks
+            mark, answer = text[1 : 1 + MARK_BYTES], text[1 + MARK_BYTES :]
+            given = _mark(fingerprint)
+            free = mark == ANY_PAYLOAD or (any_payload and given == ANY_PAYLOAD)
+            if not free and not hmac.compare_digest(mark, given):
+                raise StoreCorruptError(
+                    "a stored answer belongs to another payload: the fingerprint in its record was "
+                    "changed"
+                )
+            return answer
         if self._allow_plain:
             return answer
         raise StoreConfigError(
@@ -64,15 +96,40 @@ class _Seal:
             "pass allow_plain=True until such answers have expired"
         )
 
-    def reply(self, key: Key, reply: ClaimReply | None) -> ClaimReply | None:
-        if reply is None or reply.answer is None:
+    def reply(self, fingerprint: bytes, key: Key, reply: ClaimReply | None) -> ClaimReply | None:
+        if reply is None or reply.verdict is not Verdict.REPLAY:
             return reply
-        return reply._replace(answer=self.opened(key, reply.answer))
+        if reply.answer is not None:
+            return reply._replace(answer=self.opened(key, reply.answer, fingerprint, True))
+        # A mark has none either. It counts as done, and whoever wants its answer is refused.
+        return reply if self._allow_plain else reply._replace(answer=REMOVED)
 
     def record(self, key: Key, record: Record | None) -> Record | None:
         if record is None or record.answer is None:
             return record
-        return record._replace(answer=self.opened(key, record.answer))
+        return record._replace(answer=self.opened(key, record.answer, record.fingerprint, False))
+
+
+class _Fingerprints:
+    """With which payloads claims were won, by their owners: a completion does not say.
+
+    Two generations, so that it never grows: what is in neither is read from the store.
+    """
+
+    LIMIT: Final = 4096
+
+    def __init__(self) -> None:
+        self._new: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+
+    def put(self, owner: bytes, fingerprint: bytes) -> None:
+        if len(self._new) >= self.LIMIT:
+            self._old, self._new = self._new, {}
+        self._new[owner] = fingerprint
+
+    def get(self, owner: bytes) -> bytes | None:
+        found = self._new.get(owner)
+        return self._old.get(owner) if found is None else found
 
 
 def _then(convert: Callable[[Key, Any], Any], key: Key, found: Any) -> Any:
@@ -83,7 +140,47 @@ def _then(convert: Callable[[Key, Any], Any], key: Key, found: Any) -> Any:
 
 
 async def _later(convert: Callable[[Key, Any], Any], key: Key, found: Awaitable[Any]) -> Any:
-    return convert(key, await found)
+    made = convert(key, await found)
+    return await made if inspect.isawaitable(made) else made
+
+
+class _Claims:
+    """Claims and completions on a store or a transaction's hand, with sealed answers."""
+
+    def __init__(self, target: Any, store: Any, seal: _Seal) -> None:
+        self._target = target
+        self._store = store
+        self._seal = seal
+        self._won = _Fingerprints()
+
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Any:
+        def replied(key: Key, reply: ClaimReply) -> Any:
+            if reply.verdict is Verdict.WON:
+                self._won.put(owner, fingerprint)
+                return reply
+            return self._seal.reply(fingerprint, key, reply)
+
+        return _then(replied, key, self._target.claim(key, owner, fingerprint, terms))
+
+    def complete(
+        self,
+        finish: Callable[..., Any],
+        key: Key,
+        owner: bytes,
+        fence: int,
+        answer: bytes,
+        *more: Any,
+    ) -> Any:
+        """``finish`` a claim, with the answer sealed for the payload that it was won with."""
+        fingerprint = self._won.get(owner)
+        if fingerprint is not None:
+            return finish(key, owner, fence, self._seal.sealed(key, fingerprint, answer), *more)
+
+        def found(key: Key, record: Record | None) -> Any:
+            held = b"" if record is None else record.fingerprint
+            return finish(key, owner, fence, self._seal.sealed(key, held, answer), *more)
+
+        return _then(found, key, self._store.read(key))
 
 
 class _Around:
@@ -96,15 +193,16 @@ class _Around:
         self.poll_seconds: float = store.poll_seconds
         self._allow_plain = allow_plain
         self._seal = _Seal(keyring, self.tenant, allow_plain)
+        self._claims = _Claims(store, store, self._seal)
 
     def __repr__(self) -> str:
         return f"encrypted({self.store!r}, {self.keyring!r})"
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Any:
-        return _then(self._seal.reply, key, self.store.claim(key, owner, fingerprint, terms))
+        return self._claims.claim(key, owner, fingerprint, terms)
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> Any:
-        return self.store.complete(key, owner, fence, self._seal.sealed(key, answer), terms)
+        return self._claims.complete(self.store.complete, key, owner, fence, answer, terms)
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> Any:
         return self.store.renew(key, owner, fence, terms)
@@ -119,7 +217,8 @@ class _Around:
         return _then(self._seal.record, key, self.store.read(key))
 
     def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> Any:
-        return self.store.write(key, fingerprint, self._seal.sealed(key, answer), expires_at)
+        sealed = self._seal.sealed(key, fingerprint, answer)
+        return self.store.write(key, fingerprint, sealed, expires_at)
 
     def now(self) -> Any:
         return self.store.now()
@@ -134,18 +233,18 @@ class _Around:
 class _SealedHand:
     """A transaction's hand, with its answers sealed and opened. All else is the hand's own."""
 
-    def __init__(self, hand: Hand | AsyncHand, seal: _Seal) -> None:
+    def __init__(self, hand: Hand | AsyncHand, store: Any, seal: _Seal) -> None:
         self._hand = hand
-        self._seal = seal
+        self._claims = _Claims(hand, store, seal)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._hand, name)
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Any:
-        return _then(self._seal.reply, key, self._hand.claim(key, owner, fingerprint, terms))
+        return self._claims.claim(key, owner, fingerprint, terms)
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> Any:
-        return self._hand.complete(key, owner, fence, self._seal.sealed(key, answer), terms)
+        return self._claims.complete(self._hand.complete, key, owner, fence, answer, terms)
 
 
 class EncryptedStore(_Around, Store):
@@ -217,10 +316,11 @@ class _Transacts(_Around):
         self.one_writer: bool = store.one_writer
 
     def hand(self, on: Any) -> Any:
-        return _SealedHand(self.store.hand(on), self._seal)
+        return _SealedHand(self.store.hand(on), self.store, self._seal)
 
     def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> Any:
-        return _then(self._seal.reply, key, self.store.peek(key, fingerprint, terms))
+        opened = functools.partial(self._seal.reply, fingerprint)
+        return _then(opened, key, self.store.peek(key, fingerprint, terms))
 
     def settled_here(self, key: Key) -> None:
         self.store.settled_here(key)
@@ -238,8 +338,8 @@ class _CompletingOn(_Around):
     def complete_on(
         self, connection: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> Any:
-        sealed = self._seal.sealed(key, answer)
-        return self.store.complete_on(connection, key, owner, fence, sealed, terms)
+        finish = functools.partial(self.store.complete_on, connection)
+        return self._claims.complete(finish, key, owner, fence, answer, terms)
 
 
 # What a store can do beside the contract, and what passes it on.
