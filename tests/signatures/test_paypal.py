@@ -11,7 +11,9 @@ from urllib.error import HTTPError
 import pytest
 from tests.signatures.cases import CERT_URL, NOW, URL, WEBHOOK_ID, keys, make, signed
 
+from oncekey import MemoryStore
 from oncekey.errors import OncekeyError
+from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import CertificateCache, Provider, provider
 from oncekey.signatures.certificates import fetch_certificate
 from oncekey.testing import ManualClock
@@ -288,6 +290,25 @@ def test_a_forged_crc32_is_why_the_body_counts_as_unsigned() -> None:
     assert b"WH-FORGED" in body
     assert not make("paypal").id_is_signed
     assert not make("paypal").verify(*request, now=NOW).id_is_signed
+
+
+def test_a_forged_body_is_not_another_event() -> None:
+    """One signature, one event: a body that was made to fit it is a replay, and is not handled."""
+    request, handled = signed("paypal"), []
+    receives = WebhookReceiver(make("paypal"), MemoryStore())
+    receives.on()(handled.append)
+    headers = {**JSON, **request.headers}
+    assert receives.receive("POST", URL, headers, request.body, now=NOW).outcome == "handled"
+    wanted, bodies = zlib.crc32(request.body), []
+    for number in range(100_000):  # until the four bytes are text that JSON takes
+        forged = b'{"id": "WH-FORGED-%d", "pad": "' % number
+        body = _with_crc(forged, b'"}', wanted)
+        four = body[len(forged) : len(forged) + 4]
+        if all(byte < 128 and chr(byte).isalnum() for byte in four):
+            bodies.append(body)
+            break
+    answer = receives.receive("POST", URL, headers, bodies[0], now=NOW)
+    assert (answer.outcome, answer.code, len(handled)) == ("duplicate", "replayed", 1)
 
 
 def _with_crc(before: bytes, after: bytes, wanted: int) -> bytes:

@@ -155,9 +155,15 @@ def test_pem_may_have_line_ends_of_any_kind(around: str) -> None:
     for text in (around.format(pem), around.format(pem.replace("\n", "\r\n"))):
         for secret in (text, text.encode()):
             assert provider("sendgrid", secret=secret).verify(*signed("sendgrid"), now=NOW).ok
-            signer = rfc9421_provider(signing_key=keys().sendgrid, key_id="k1", event_id="id")
+            signer = rfc9421_provider(
+                allowed_hosts="*", signing_key=keys().sendgrid, key_id="k1", event_id="id"
+            )
             request = signer.sign("POST", URL, JSON, b'{"id": "e-1"}')
-            assert rfc9421_provider(keys={"k1": secret}, event_id="id").verify(*request).ok
+            assert (
+                rfc9421_provider(allowed_hosts="*", keys={"k1": secret}, event_id="id")
+                .verify(*request)
+                .ok
+            )
 
 
 def test_a_public_key_in_pem_is_never_a_shared_secret() -> None:
@@ -168,7 +174,12 @@ def test_a_public_key_in_pem_is_never_a_shared_secret() -> None:
 
     pem = _public_pem(keys().sendgrid)
     forger = rfc9421_provider(
-        signing_key=SignatureKey("hmac-sha256", pem, {}), key_id="k1", event_id="id"
+        allowed_hosts="*",
+        signing_key=SignatureKey("hmac-sha256", pem, {}),
+        key_id="k1",
+        event_id="id",
     )
     forged = forger.sign("POST", URL, JSON, b'{"id": "e-1"}')
-    assert not rfc9421_provider(keys={"k1": pem}, event_id="id").verify(*forged).ok
+    assert (
+        not rfc9421_provider(allowed_hosts="*", keys={"k1": pem}, event_id="id").verify(*forged).ok
+    )

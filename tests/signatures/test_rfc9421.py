@@ -441,6 +441,7 @@ def test_ids_are_signed_if_they_are_covered() -> None:
     inside = made(event_id="id")
     assert (loose.id_is_signed, strict.id_is_signed, inside.id_is_signed) == (False, True, True)
     assert not made(event_id="id", covers=("@method",)).id_is_signed
+    assert not made(event_id="id", covers=("@method",)).body_is_signed
     request = strict.sign("POST", URL, {}, b"", now=NOW, event_id="evt_1")
     verdict = strict.verify(*request, now=NOW)
     assert (verdict.event_id, verdict.id_is_signed) == ("evt_1", True)
@@ -491,3 +492,16 @@ def test_checks_that_must_be_awaited_say_so() -> None:
     with pytest.raises(BackendMismatchError):
         run_checks(checks())
     assert cleaned == [True]
+
+
+def test_white_space_around_a_signed_id_is_none_of_it() -> None:
+    """It is not signed, so that it must not make another id."""
+    covers = ("@method", "@target-uri", "content-digest", "x-event-id")
+    maker = made(event_id="header:X-Event-Id", covers=covers)
+    request = maker.sign("POST", URL, {}, b"{}", now=NOW, event_id="evt_1")
+    assert maker.id_is_signed
+    for value in ("evt_1", " evt_1", "evt_1 ", "\tevt_1 \t"):
+        verdict = maker.verify(
+            "POST", URL, {**request.headers, "X-Event-Id": value}, b"{}", now=NOW
+        )
+        assert (verdict.code, verdict.event_id) == ("ok", "evt_1")
