@@ -13,10 +13,13 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp.test_utils import TestServer
+from fastapi import APIRouter, BackgroundTasks, FastAPI
+from pydantic import BaseModel
 from tests.adapters import door_sites
 from tests.adapters.webhook_sites import ROOT
 
-from oncekey import MemoryBackend, MemoryStore
+from oncekey import MemoryBackend, MemoryStore, PolicyError
+from oncekey.adapters.fastapi import idempotent_route
 
 Pay = Callable[[str | None], Any]
 
@@ -80,6 +83,55 @@ async def test_a_replay_passes_the_frameworks_own_door(kind: str) -> None:
 
         assert await scenario(pay) == EXPECTED
     assert len(calls) == 2
+
+
+async def test_a_request_that_was_turned_away_leaves_nothing_behind() -> None:
+    """After a 401 with a key, a request without one is just run, in the same task too."""
+    calls: list[str] = []
+    async with served("fastapi", calls) as client:
+        assert (await client.post("/charges", headers=headers(None))).status_code == 401
+        for number in (1, 2):
+            reply = await client.post("/charges", headers={"X-Login": "ann"})
+            assert (reply.status_code, reply.json()) == (201, {"charge": number})
+            assert "idempotent-replayed" not in reply.headers
+
+
+class Order(BaseModel):
+    amount: int
+
+
+async def test_a_guarded_endpoint_of_fastapi_keeps_its_signature() -> None:
+    """Annotations that are strings, a model, a background task, a router in a router, OpenAPI."""
+    done: list[int] = []
+    router = APIRouter(route_class=idempotent_route(MemoryBackend()))
+
+    @router.post("/charges", status_code=201)
+    def charge(order: Order, tasks: BackgroundTasks) -> Order:
+        """Charges once."""
+        tasks.add_task(done.append, order.amount)
+        return order
+
+    outer, app = APIRouter(prefix="/v1"), FastAPI()
+    outer.include_router(router)
+    app.include_router(outer)
+    sent = {"Idempotency-Key": "k", "Authorization": "me"}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for expected in ("201", "201 replayed"):
+            reply = await client.post("/v1/charges", json={"amount": 5}, headers=sent)
+            assert (told(reply), reply.json()) == (expected, {"amount": 5})
+        other = await client.post("/v1/charges", json={"amount": "x"}, headers=sent)
+        assert other.status_code == 422
+    assert done == [5]
+    described = app.openapi()["paths"]["/v1/charges"]["post"]
+    assert described["description"] == "Charges once."
+    assert [one["name"] for one in described["parameters"]] == ["Idempotency-Key"]
+    assert "Order" in json.dumps(described["requestBody"])
+    with pytest.raises(PolicyError, match="yields"):
+
+        @router.post("/stream")
+        async def stream() -> Any:
+            yield b"part"
 
 
 async def test_starlette_endpoints_are_decorated_inside_requires() -> None:

@@ -232,16 +232,18 @@ def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
         raise PolicyError("an endpoint that yields can't be replayed: return a StreamingResponse")
 
+    awaited = is_async(endpoint)
+
     @functools.wraps(endpoint)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         instead = await claim_now()
         if instead is not None:
             return as_answer(instead)
-        if is_async(endpoint):
+        if awaited:
             return await endpoint(*args, **kwargs)
         return await run_in_threadpool(endpoint, *args, **kwargs)
 
-    with contextlib.suppress(NameError, TypeError):
+    with contextlib.suppress(AttributeError, NameError, TypeError):
         # FastAPI would look for names in annotations among those of this module.
         guarded.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     return guarded

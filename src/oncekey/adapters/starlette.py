@@ -162,9 +162,10 @@ def idempotency(
 def idempotent(
     store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate an endpoint that takes the ``Idempotency-Key`` header. Takes what the other takes.
+    """Decorate an endpoint function that takes the ``Idempotency-Key`` header.
 
-    Written below ``@requires`` and the like, so that a replay passes them as a first call does.
+    Takes what ``idempotency`` takes. Written below ``@requires`` and the like, so that a replay
+    passes them as a first call does.
 
     Example:
         >>> @idempotent("memory://", required=True)

@@ -169,6 +169,8 @@ class IdempotencyMiddleware:
                     # What the framework's checks find out stands in the scope that they are given.
                     exchange.facts = exchange.facts._replace(source=child)
                     LATER.set(exchange.open_inside)
+                    # Who shares this context must not find it: the endpoint may never be reached.
+                    exchange.held.callback(LATER.set, None)
                 await self.app(child, exchange.receive, exchange.send)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key

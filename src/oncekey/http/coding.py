@@ -32,7 +32,8 @@ def accepts(accepted: str, coding: str) -> bool:
         name, _, rest = item.partition(";")
         refused = _NOT_AT_ALL.match(rest) is not None
         weights[name.strip().removeprefix("x-")] = not refused
-    return weights.get(coding, weights.get("*", False))
+    others = weights.get("*", False)
+    return all(weights.get(each.strip().removeprefix("x-"), others) for each in coding.split(","))
 
 
 def plain(answer: Answer, coding: str) -> Answer | None:

@@ -209,7 +209,7 @@ class Rules:
     def replay(self, answer: Answer, facts: Facts) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
         why = "was too large to keep, or was not to be kept"
-        coding = coding_of(answer)
+        coding = coding_of(answer) if answer.body else ""
         if coding and not accepts(header_of(facts.source, "accept-encoding"), coding):
             why = f"is stored in {coding[:40]}, which Accept-Encoding of this request leaves out"
             answer = plain(answer, coding) or answer._replace(body=None)
