@@ -98,7 +98,7 @@ def ask(alive: Alive) -> Iterator[Callable[[str, str], socket.socket]]:
             connection.sendall(f"{head}Authorization: me\r\nContent-Length: 0\r\n\r\n".encode())
             return connection
 
-        with serve_asgi(app, sock):
+        with serve_asgi(app, sock, timeout_graceful_shutdown=1):  # a failure must not hang
             yield ask
             for connection in opened:
                 connection.close()
