@@ -78,7 +78,7 @@ class Model:
         if found["owner"] == owner:
             if not compatible:
                 return {**conflict, "left": left}
-            found["lease"] = now + terms.lease_ms
+            self._extend(found, now, terms)
             return {**told, "verdict": "won", "left": terms.lease_ms}
         if now < found["lease"]:
             return {**told, "verdict": "in_flight" if compatible else "conflict", "left": left}
@@ -142,11 +142,15 @@ class Model:
         found = self._held(key, owner, fence_is_right)
         if found is None or found["state"] != "pending":
             return False
+        self._extend(found, now, terms)
+        return True
+
+    @staticmethod
+    def _extend(found: dict[str, Any], now: int, terms: Terms) -> None:
         found["lease"] = now + terms.lease_ms
         if not terms.sticky:
             found["expires"] = max(found["expires"], found["lease"] + terms.ttl_ms)
         found["purge"] = max(found["expires"], found["lease"])
-        return True
 
     def release(self, key: Key, owner: bytes, fence_is_right: bool) -> bool:
         found = self._held(key, owner, fence_is_right)

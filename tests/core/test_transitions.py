@@ -118,7 +118,13 @@ def test_a_claim_is_answered_as_the_protocol_says(
         assert (reply.fence, reply.attempts) == (found.fence, found.attempts)
     elif act == "extend":
         assert found is not None
-        assert change == found._replace(lease_until=NOW + terms.lease_ms)
+        lease_until = NOW + terms.lease_ms
+        ends = found.expires_at
+        if not terms.sticky:
+            ends = max(ends, lease_until + terms.ttl_ms)
+        assert change == found._replace(
+            lease_until=lease_until, expires_at=ends, purge_at=max(ends, lease_until)
+        )
         assert (reply.fence, reply.attempts) == (found.fence, found.attempts)
         assert reply.lease_ms == terms.lease_ms
         assert not reply.takeover

@@ -7,12 +7,13 @@ import contextlib
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +22,14 @@ from typing import Any
 import pytest
 
 from oncekey import AsyncOnce, MemoryBackend, MemoryStore, Once, SQLiteBackend, SQLiteStore
-from oncekey._core import heartbeat
+from oncekey._core import forks, heartbeat
 from oncekey._core.flows import new_owner
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import IdempotencyInFlightError
 from oncekey.guard import current_claim
 from oncekey.instrument import events
 from oncekey.models import Key, Scope, State, Terms, Verdict
+from oncekey.receiver import AuditEntry, TableAudit
 from oncekey.stores import memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -410,6 +412,83 @@ def test_a_transaction_that_another_thread_had_open_does_not_block_the_child(
     assert child.result() == [True] * 5
     names = ["slow", *(f"{who}{n}" for who in ("child", "parent") for n in range(5))]
     assert [name for name in names if sqlite.read(key(name)) is None] == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_an_audit_table_has_the_entries_of_every_process(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Four children forked amid writing threads: each entry of each process is there once."""
+    connect: Any
+    mark = "?"
+    if database == "sqlite":
+        connect = str(tmp_path / "audit.db")
+    else:
+        psycopg = pytest.importorskip("psycopg")
+        url, mark = request.getfixturevalue("pg_url"), "%s"
+        connect = lambda: psycopg.connect(url)  # noqa: E731
+    audit = TableAudit(connect, mark)
+
+    def write(who: str) -> None:
+        for number in range(10):
+            audit(AuditEntry(0.0, "p", "s", f"{who}-{number}", "first", 200, "", 0.0))
+
+    threads = [threading.Thread(target=write, args=(f"thread {n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    children = [Child(lambda n=n: write(f"child {n}")) for n in range(4)]  # type: ignore[misc]
+    write("parent")
+    for thread in threads:
+        thread.join(HANG)
+    for child in children:
+        child.result()
+    audit.close()
+    connection = sqlite3.connect(connect) if database == "sqlite" else connect()
+    found = connection.cursor().execute("SELECT key_hash FROM oncekey_audit").fetchall()
+    connection.close()
+    assert len(found) == len(set(found)) == 10 * (3 + 4 + 1)
+
+
+def test_a_lock_of_the_audit_table_does_not_hang_the_child(tmp_path: Path) -> None:
+    """A fork while another thread writes an entry leaves the child with a free lock."""
+    audit = TableAudit(str(tmp_path / "audit.db"))
+    entry = AuditEntry(0.0, "p", "s", "k", "first", 200, "", 0.0)
+    with Held(audit._lock):
+        child = Child(lambda: audit(entry))
+    audit(entry)
+    assert child.result() is None
+    audit.close()
+
+
+def test_stores_may_be_made_while_the_process_forks() -> None:
+    """A fork sees every store that there is, though other threads make more at that moment."""
+    over = threading.Event()
+    kept: deque[forks.Forking] = deque(maxlen=100)
+
+    def make() -> None:
+        while not over.is_set():
+            new = forks.Forking()
+            forks.watch_forks(new)
+            kept.append(new)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(50):
+            first = forks.Forking()
+            forks.watch_forks(first)
+            try:
+                forks._before()
+                seen = first in forks._forking
+            finally:
+                forks._in_parent()
+            assert seen
+    finally:
+        sys.setswitchinterval(before)
+        over.set()
+        thread.join(HANG)
 
 
 def test_forks_amid_busy_threads(store: Store) -> None:

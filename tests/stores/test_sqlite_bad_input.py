@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncekey import SQLiteBackend, SQLiteStore, connect
+from oncekey import AsyncOnce, Once, SQLiteBackend, SQLiteStore, connect
 from oncekey.errors import (
     OncekeyError,
     StoreClosedError,
@@ -30,9 +31,11 @@ from oncekey.errors import (
     StoreError,
     StoreFullError,
     StoreReadOnlyError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 from oncekey.models import Key, Record, Scope, State, Terms, Verdict
+from oncekey.receiver import TableAudit
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 SCOPE = Scope("once", "bad")
@@ -436,6 +439,56 @@ def test_a_file_that_stays_locked_is_unavailable_and_works_again_later(
     assert do(store, "first_seen", key("new"), TERMS) is True
 
 
+LONG = 5.0  # many times the busy_timeout below; each retry used to take that long
+
+
+def test_a_locked_file_ends_every_call_within_busy_timeout(
+    open_store: Open, tmp_path: Path
+) -> None:
+    """The whole call ends in time, however often it would be retried, and says what is known."""
+    path = filled(tmp_path / "file.db")
+    store = open_store(path, busy_timeout=0.2)
+    hog = sqlite3.connect(path, isolation_level=None)
+    hog.execute("BEGIN EXCLUSIVE")
+
+    async def in_a_loop() -> None:
+        await AsyncOnce(store, scope="bad")(key="name")(work)("x")
+
+    async def in_a_transaction() -> None:
+        async with store.transaction("x"):
+            pass
+
+    async def work(name: str) -> None: ...
+
+    def calls() -> dict[str, Callable[[], Any]]:
+        yes: dict[str, Callable[[], Any]] = {
+            "claim": lambda: do(store, "claim", key("new"), OWNER, b"p", TERMS),
+            "first_seen": lambda: do(store, "first_seen", key("new"), TERMS),
+            "open": lambda: open_store(path, busy_timeout=0.2),
+        }
+        if isinstance(store, SQLiteStore):
+
+            def noop(name: str) -> None: ...
+
+            once = Once(store, scope="bad")
+            yes["call"] = lambda: once(key="name")(noop)("x")
+            yes["transaction"] = lambda: store.transaction("x").__enter__()
+        else:
+            yes["call"] = lambda: asyncio.run(in_a_loop())
+            yes["transaction"] = lambda: asyncio.run(in_a_transaction())
+        return yes
+
+    for name, call in calls().items():
+        begun = time.monotonic()
+        with pytest.raises(StoreTimeoutError) as caught:
+            call()
+        assert caught.value.outcome_known, name
+        assert time.monotonic() - begun < LONG, name
+    hog.execute("ROLLBACK")
+    hog.close()
+    assert do(store, "first_seen", key("new"), TERMS) is True
+
+
 # Corrupt
 
 
@@ -529,6 +582,100 @@ def test_a_row_with_an_unknown_state_is_corrupt(
         with pytest.raises(StoreCorruptError, match="damaged"):
             do(store, method, *args)
     assert do(store, "claim", key(1), b"x" * 16, b"p", TERMS).answer == b"answer"
+
+
+DAMAGE = {
+    "state flipped to pending": "state = 0",
+    "state flipped to released": "state = 2",
+    "a lease after the end": "lease_until = 5",
+    "an end that is text": "expires_at = 'later'",
+    "an end after the purge": "expires_at = purge_at + 1",
+    "a purge that is bytes": "purge_at = x'00'",
+    "an owner that is text": "owner = 'somebody'",
+    "a payload that is a number": "fingerprint = 7",
+    "an answer that is text": "answer = 'text'",
+    "an answer that is no text": "answer = CAST(x'ff' AS TEXT)",
+    "no attempts": "attempts = 'one'",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_row_is_corrupt_and_never_runs_again(
+    open_store: Open, tmp_path: Path, change: str
+) -> None:
+    """A row that no oncekey writes is a StoreCorruptError for whoever meets it."""
+    path = filled(tmp_path / "file.db")
+    raw = sqlite3.connect(path)
+    raw.execute(f"UPDATE oncekey_records SET {change} WHERE key = ?", (key(0).digest,))
+    raw.commit()
+    raw.close()
+    store = open_store(path)
+    for method, args in (
+        ("read", (key(0),)),
+        ("claim", (key(0), b"x" * 16, b"p", TERMS)),
+        ("complete", (key(0), OWNER, 1, b"a", TERMS)),
+        ("first_seen", (key(0), TERMS)),
+    ):
+        with pytest.raises(StoreCorruptError, match=r"damaged.*backup"):
+            do(store, method, *args)
+    assert do(store, "claim", key(1), b"x" * 16, b"p", TERMS).answer == b"answer"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"j\xff\xfe{", b"j[1,", b"\x00", b"?1"], ids=["utf-8", "cut", "zero", "tag"]
+)
+@pytest.mark.parametrize("transactional", [False, True], ids=["lease", "transaction"])
+def test_a_damaged_answer_is_corrupt_and_never_runs_again(
+    tmp_path: Path, answer: bytes, transactional: bool
+) -> None:
+    """Bytes that are no answer are a StoreCorruptError that names the fix, and nothing runs."""
+    runs: list[int] = []
+    with SQLiteStore(tmp_path / "file.db") as store:
+
+        @Once(store, scope="damage")(key="number", transactional=transactional)
+        def work(number: int) -> str:
+            runs.append(number)
+            return "done"
+
+        assert work(1) == "done"
+        raw = sqlite3.connect(tmp_path / "file.db")
+        raw.execute("UPDATE oncekey_records SET answer = ?", (answer,))
+        raw.commit()
+        raw.close()
+        for _ in range(2):
+            with pytest.raises(StoreCorruptError, match="backup"):
+                work(1)
+    assert runs == [1]
+
+
+# Who may read it
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077], ids=oct)
+def test_the_files_are_their_owners_alone(open_store: Open, tmp_path: Path, mask: int) -> None:
+    """The file and those that SQLite makes beside it are 0600, whatever the umask."""
+    before = os.umask(mask)
+    try:
+        store = open_store(tmp_path / "file.db")
+        assert do(store, "first_seen", key(0), TERMS)
+        audit = TableAudit(str(tmp_path / "audit.db"))
+    finally:
+        os.umask(before)
+    audit.close()
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()}
+    names = ("file.db", "file.db-wal", "file.db-shm", "audit.db")
+    assert modes == dict.fromkeys(names, "0o600")
+
+
+def test_a_file_that_is_there_keeps_its_mode(open_store: Open, tmp_path: Path) -> None:
+    """What its owner has shared stays shared, and so do the files beside it."""
+    path = tmp_path / "file.db"
+    path.touch()
+    path.chmod(0o664)
+    store = open_store(path)
+    assert do(store, "first_seen", key(0), TERMS)
+    modes = {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()}
+    assert modes == {"0o664"}
 
 
 # Schema

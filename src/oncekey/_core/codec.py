@@ -85,7 +85,7 @@ def _parsed(raw: bytes) -> Any:
     """The JSON in a stored answer."""
     tag, body = raw[:1], raw[1:]
     if tag == b"o":
-        digest, _, why = body.decode().partition("\n")
+        digest, _, why = body.decode(errors="replace").partition("\n")
         raise AnswerOmittedError(
             f"the call was done, but its answer was not kept: {why or 'it was too large'}; look "
             "the result up where the handler put it",
@@ -105,12 +105,15 @@ def _parsed(raw: bytes) -> Any:
     if tag not in (b"j", b"v", b"e", b"d", b"t", b""):
         raise StoreCorruptError(
             "a stored answer is in a form that is not known here: was it written by another "
-            "program, or by a newer version?"
+            "program, or by a newer version? Else restore the store from a backup"
         )
     try:
         return json.loads(body) if body else None
     except ValueError as error:
-        raise StoreCorruptError(f"a stored answer can't be read: {type(error).__name__}") from error
+        raise StoreCorruptError(
+            f"a stored answer is damaged ({type(error).__name__}): restore the store from a "
+            "backup, or delete that record if its work may run once more"
+        ) from error
 
 
 def omitted(answer: bytes | None, why: str = "") -> bytes:

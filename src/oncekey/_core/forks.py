@@ -27,19 +27,20 @@ class Forking:
         """In the child: start over, with fresh locks."""
 
 
-_stores: weakref.WeakSet[Forking] = weakref.WeakSet()
+_stores: dict[int, weakref.ref[Forking]] = {}  # copied in one step, whatever threads add meanwhile
 _forking: list[Forking] = []
 _one_at_a_time = threading.Lock()  # two threads may fork at the same moment
 
 
 def watch_forks(store: Forking) -> None:
     """Tell ``store`` of every fork while it lives."""
-    _stores.add(store)
+    name = id(store)
+    _stores[name] = weakref.ref(store, lambda gone: _stores.pop(name, None))
 
 
 def _before() -> None:
     _one_at_a_time.acquire()
-    _forking[:] = _stores
+    _forking[:] = filter(None, [held() for held in _stores.copy().values()])
     for store in _forking:
         store.before_fork()
 

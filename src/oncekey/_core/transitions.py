@@ -131,7 +131,7 @@ def claim(
             record = record._replace(expires_at=0)  # nothing of its window is inherited
         return _take(record, owner, fingerprint, terms, now_us)
     if act is Act.EXTEND:
-        record = record._replace(lease_until=now + terms.lease_ms)
+        record = _extend(record, terms, now)
         return ClaimReply(verdict, record.fence, terms.lease_ms, record.attempts, None), record
     answer = record.answer if verdict is Verdict.REPLAY else None
     left = record.lease_until - now if record.state is _PENDING else 0
@@ -171,6 +171,16 @@ def _take(
     return reply, record
 
 
+def _extend(record: Record, terms: Terms, now: int) -> Record:
+    """Count the lease from now. The record stays for as long as its lease runs, at the least."""
+    lease_until, expires_at = now + terms.lease_ms, record.expires_at
+    if not terms.sticky:
+        expires_at = max(expires_at, lease_until + terms.ttl_ms)
+    return record._replace(
+        lease_until=lease_until, expires_at=expires_at, purge_at=max(expires_at, lease_until)
+    )
+
+
 def settle(
     record: Record | None,
     event: Event,
@@ -194,12 +204,7 @@ def settle(
     if target is None:
         return False, None
     if event is _RENEW:
-        lease_until = now + terms.lease_ms
-        if not terms.sticky:
-            expires_at = max(expires_at, lease_until + terms.ttl_ms)
-        return True, record._replace(
-            lease_until=lease_until, expires_at=expires_at, purge_at=max(expires_at, lease_until)
-        )
+        return True, _extend(record, terms, now)
     if event is _RELEASE:
         return True, record._replace(state=target, lease_until=now)
     if state is _COMPLETED:

@@ -176,6 +176,23 @@ def renewal_extends_the_lease() -> Generator[Step, Any, None]:
     _expect(reply.verdict is Verdict.IN_FLIGHT, f"a renewed claim gave {reply.verdict}")
 
 
+def claiming_again_keeps_the_record_for_the_lease() -> Generator[Step, Any, None]:
+    """A claim by its owner once more counts lease and record from now: no sweep takes it."""
+    for terms in (TERMS, Terms(lease_ms=400, ttl_ms=100, sticky=True)):
+        key, owner = _key(), new_owner()
+        yield _claim(key, owner, terms=terms)
+        first = yield Op("read", (key,))
+        yield Elapse(50)
+        yield _claim(key, owner, terms=terms)
+        again = yield Op("read", (key,))
+        _expect(again.lease_until > first.lease_until, "a claim again must extend the lease")
+        _expect(again.purge_at > first.purge_at, "a claim again must keep the record longer")
+        _expect(
+            again.purge_at == max(again.lease_until, again.expires_at),
+            f"a record with a lease until {again.lease_until} may be swept at {again.purge_at}",
+        )
+
+
 def release_frees_the_key_at_once() -> Generator[Step, Any, None]:
     """A released key is won by the next, with a higher fence, with any payload."""
     key, owner = _key(), new_owner()
@@ -399,6 +416,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     completing_twice_is_true,
     wrong_owner_or_fence_changes_nothing,
     renewal_extends_the_lease,
+    claiming_again_keeps_the_record_for_the_lease,
     release_frees_the_key_at_once,
     release_without_a_fence_needs_the_owner,
     completed_record_is_final,

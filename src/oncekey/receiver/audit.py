@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import sqlite3
@@ -9,6 +11,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from oncekey._core.forks import Forking, watch_forks
+from oncekey.errors import StoreClosedError
+from oncekey.stores._sqlite_file import create_private
 
 __all__ = ["AuditEntry", "AuditSink", "LogAudit", "TableAudit"]
 
@@ -70,37 +76,73 @@ class LogAudit:
         self._logger.log(self._level, "%s", json.dumps(asdict(entry), sort_keys=True))
 
 
-class TableAudit:
-    """Writes each entry to a table ``oncekey_audit``, made if it is not there.
+class TableAudit(Forking):
+    """Writes each entry to a table ``oncekey_audit``, made if it is not there. Works after a fork.
 
     Args:
-        connect: Gives a DB-API connection, or the path of a SQLite file.
+        connect: Gives a new DB-API connection each time it is called, as it is after a fork or when
+            a connection was lost; or the path of a SQLite file, made for its owner only.
         placeholder: How that driver marks arguments: ``?``, or ``%s`` for psycopg.
     """
 
     def __init__(self, connect: Callable[[], Any] | str, placeholder: str = "?") -> None:
-        if isinstance(connect, str):
-            path = connect
-            connect = lambda: sqlite3.connect(path, check_same_thread=False)  # noqa: E731
-        self._lock = threading.Lock()
-        self._connection = connect()
+        self._connect = functools.partial(_sqlite, connect) if isinstance(connect, str) else connect
         self._insert = _INSERT.replace("?", placeholder)
-        with self._lock:
-            self._connection.cursor().execute(_TABLE)
-            self._connection.commit()
+        self._connection: Any = None
+        self._lock = threading.Lock()
+        self._do(_TABLE, ())
+        watch_forks(self)
+
+    def before_fork(self) -> None:
+        """Let an entry under way be written, then close: no child may inherit the connection."""
+        self._lock.acquire()
+        self._drop()
+
+    def after_fork_in_parent(self) -> None:
+        """Connect again at the next entry."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Connect at the next entry, with a lock of our own."""
+        self._lock = threading.Lock()
 
     def __call__(self, entry: AuditEntry) -> None:
         """Write one entry."""
-        values = tuple(asdict(entry).values())
+        self._do(self._insert, tuple(asdict(entry).values()))
+
+    def _do(self, sql: str, values: tuple[Any, ...]) -> None:
         with self._lock:
             try:
-                self._connection.cursor().execute(self._insert, values)
+                if self._connection is None:
+                    self._connection = self._connect()
+                self._connection.cursor().execute(sql, values)
                 self._connection.commit()
-            except Exception:
-                self._connection.rollback()  # else PostgreSQL refuses whatever comes after
+            except BaseException:
+                try:
+                    if self._connection is not None:
+                        self._connection.rollback()  # else PostgreSQL refuses whatever comes after
+                except Exception:  # noqa: BLE001 - it is lost: the next entry connects anew
+                    self._drop()
                 raise
 
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. What comes after is refused."""
         with self._lock:
-            self._connection.close()
+            self._connect = _refuse
+            self._drop()
+
+
+def _sqlite(path: str) -> sqlite3.Connection:
+    if path != ":memory:":
+        create_private(path)
+    return sqlite3.connect(path, timeout=60, check_same_thread=False)
+
+
+def _refuse() -> Any:
+    raise StoreClosedError("this audit is closed: make another TableAudit")

@@ -6,7 +6,6 @@ How callers share a commit is in ``_sqlite_commit.py``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import sqlite3
@@ -22,16 +21,13 @@ from oncekey.abc import Clock
 from oncekey.errors import (
     StoreClosedError,
     StoreConfigError,
-    StoreCorruptError,
     StoreError,
-    StoreFullError,
-    StoreReadOnlyError,
-    StoreTimeoutError,
     StoreUnavailableError,
 )
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
+from oncekey.stores._sqlite_file import check_row, create_private, is_busy, named, undo
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sql import load_migrations, load_statements
 
@@ -47,25 +43,6 @@ SLICE: Final = 0.1  # seconds
 Executor = sqlite3.Connection | sqlite3.Cursor
 _STATES: Final = tuple(State)
 _READ, _INSERT, _MARK, _UPDATE = SQL["read"], SQL["insert"], SQL["mark"], SQL["update"]
-
-
-def _is_busy(error: sqlite3.Error) -> bool:
-    code = getattr(error, "sqlite_errorcode", -1) & 0xFF
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _create(path: str) -> None:
-    """Make the file for its owner only; SQLite gives the files beside it the same mode."""
-    # One that is there keeps the mode it has. What is wrong with the path SQLite says.
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-
-
-def _undo(connection: sqlite3.Connection) -> None:
-    """Roll back what is open; if that fails too, whoever writes next does it."""
-    if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
 
 
 def _make(job: Job, on: Executor) -> None:
@@ -173,7 +150,7 @@ class Database(Forking):
     def _prepare(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = None
         try:
-            _create(self.path)
+            create_private(self.path)
             opened = connection = self._open()
             self._patiently(lambda: self._set_up(opened), time.monotonic())
         except BaseException as error:
@@ -219,7 +196,7 @@ class Database(Forking):
                         connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
                 connection.execute("COMMIT")
             except BaseException:
-                _undo(connection)
+                undo(connection)
                 raise
         elif found > newest:
             raise StoreConfigError(
@@ -249,7 +226,7 @@ class Database(Forking):
             try:
                 return action()
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or time.monotonic() >= begun + self.busy_timeout:
+                if not is_busy(error) or time.monotonic() >= begun + self.busy_timeout:
                     raise
                 time.sleep(0.001)
 
@@ -275,36 +252,8 @@ class Database(Forking):
         self._writer = self._reader = None
 
     def named(self, error: sqlite3.Error) -> StoreError:
-        """The error with a name, a reason and a fix. Decided by code, never by text."""
-        code = getattr(error, "sqlite_errorcode", -1) & 0xFF
-        path = self.path
-        if _is_busy(error):
-            return StoreTimeoutError(
-                f"{path} was locked by another process for {self.busy_timeout:g} s, and nothing "
-                "was changed: look for a transaction that is held open, or raise busy_timeout",
-                outcome_known=True,
-            )
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-            return StoreReadOnlyError(
-                f"{path} can't be written: give this user write permission to the file and its "
-                "directory (WAL mode makes files beside it)"
-            )
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreCorruptError(
-                f"{path} is damaged or is not a SQLite database: nothing was changed. Restore it "
-                "from a backup or try 'sqlite3 FILE .recover', and meanwhile use another file"
-            )
-        if code == sqlite3.SQLITE_FULL:
-            return StoreFullError(
-                f"no room to write to {path}: free disk space. Nothing acknowledged is lost"
-            )
-        if code == sqlite3.SQLITE_CANTOPEN:
-            return StoreConfigError(
-                f"{path} can't be opened: make sure that its directory exists and may be written"
-            )
-        if isinstance(error, sqlite3.ProgrammingError) and self.closed:
-            return StoreClosedError(f"the store on {path} is closed: connect again")
-        return StoreError(f"SQLite failed on {path}: {error}. Check the disk and the system's log")
+        """The error with a name, a reason and a fix."""
+        return named(error, self.path, self.busy_timeout, self.closed)
 
     # Transactions
 
@@ -328,7 +277,7 @@ class Database(Forking):
 
     def _commit(self, jobs: Sequence[Job]) -> None:
         connection = self.writer()
-        _undo(connection)  # if an interrupt came while another was being undone
+        undo(connection)  # if an interrupt came while another was being undone
         try:
             self.begin(connection, jobs[0].begun)
             on = connection.cursor()
@@ -338,7 +287,7 @@ class Database(Forking):
                 self.sweep_some(on)
             connection.execute("COMMIT")
         except BaseException:
-            _undo(connection)
+            undo(connection)
             raise
 
     def count_writes(self, number: int) -> bool:
@@ -370,7 +319,7 @@ class Database(Forking):
             try:
                 row = self._read(digest)
             except sqlite3.OperationalError as error:
-                if not _is_busy(error):
+                if not is_busy(error):
                     raise
                 row = self._patiently(lambda: self._read(digest), time.monotonic())
         except sqlite3.Error as error:
@@ -411,13 +360,8 @@ class Database(Forking):
         Raises:
             StoreCorruptError: No oncekey writes such a row.
         """
-        state = row[0]
-        if state not in (0, 1, 2):
-            raise StoreCorruptError(
-                f"a record in the SQLite file is damaged: its state is {state!r}. Restore the "
-                "file from a backup, or delete that row of oncekey_records"
-            )
-        return Record(_STATES[state], *row[1:])
+        check_row(row)
+        return Record(_STATES[row[0]], *row[1:])
 
     @staticmethod
     def claim(

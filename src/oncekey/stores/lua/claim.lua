@@ -57,8 +57,10 @@ for i, refused in pairs(found) do
     local left = state == P and math.max(held - now, 0) or 0
     replies[i] = {verdict, fence, left, attempts, verdict == 1 and rest, 0}
   elseif mine then
+    if not sticky then ends = math.max(ends, window) end
+    purge = math.max(ends, lease)
     redis.call('SET', key, pack(P, fence, lease, ends, purge, attempts, holder, bound, rest),
-      'PXAT', until_ms(math.max(purge, lease)))
+      'PXAT', until_ms(purge))
     replies[i] = {0, fence, lease_ms, attempts, false, 0}
   else
     if sticky and not gone and ends > now then

@@ -66,13 +66,16 @@ seen AS MATERIALIZED (
                  ELSE t.fingerprint END,
             CASE WHEN d.take OR d.mine THEN d.now + $7::bigint ELSE t.lease_until END,
             d.until,
-            CASE WHEN d.take THEN greatest(d.now + $7::bigint, d.until) ELSE t.purge_at END,
+            CASE WHEN d.take OR d.mine THEN greatest(d.now + $7::bigint, d.until)
+                 ELSE t.purge_at END,
             CASE WHEN d.take THEN t.attempts + 1 ELSE t.attempts END,
             CASE WHEN d.take THEN t.state = 0 WHEN d.mine THEN false ELSE t.takeover END,
             CASE WHEN d.take THEN NULL ELSE t.answer END
         FROM (
             SELECT c.*, c.take AND $11::boolean AND t.expires_at > c.now AS inherit,
-                CASE WHEN NOT c.take OR ($11::boolean AND t.expires_at > c.now) THEN t.expires_at
+                CASE WHEN c.mine AND NOT $11::boolean
+                         THEN greatest(t.expires_at, c.now + $7::bigint + $8::bigint)
+                     WHEN NOT c.take OR ($11::boolean AND t.expires_at > c.now) THEN t.expires_at
                      WHEN $11::boolean THEN c.now + $8::bigint
                      ELSE c.now + $7::bigint + $8::bigint END AS until
             FROM (
