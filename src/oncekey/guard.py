@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Token
 from types import TracebackType
@@ -24,6 +25,7 @@ from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan
 from oncekey._core.heartbeat import Beat
 from oncekey._core.payload import fingerprint
+from oncekey._core.placed import FRESH, UnguardedWarning, check_placed
 from oncekey._core.transact import (
     AsyncTransaction,
     ErrorAnswer,
@@ -45,6 +47,7 @@ __all__ = [
     "OpenClaim",
     "PendingCall",
     "PerCallKeyWarning",
+    "UnguardedWarning",
     "current_claim",
 ]
 
@@ -166,6 +169,8 @@ class _Base:
         name: str | None = "",
     ) -> Blueprint:
         """How calls of ``function`` are done once. Raises if it can't be guarded here."""
+        known = sys.getrefcount(function) > FRESH  # by somebody beside the decorator
+        check_placed(function, known)
         self._check(function)
         scope = function_scope(self._scope, function, name)
         made = Blueprint(function, key, ignore, scope, self.policy.but(options))
@@ -252,6 +257,7 @@ class Once(_Base):
         Raises:
             InvalidKeyError: There is no such argument; or another function, or another object's
                 method, would have the same keys.
+            PolicyError: It is no function, or a route or task already: the guard belongs below.
         """
         _must_have_key(bare, key)
         if transactional:

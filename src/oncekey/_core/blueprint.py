@@ -8,7 +8,6 @@ import enum
 import functools
 import inspect
 import re
-import sys
 import uuid
 import warnings
 import weakref
@@ -20,6 +19,7 @@ from oncekey._core.call import Job
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Plan
 from oncekey._core.payload import fingerprint
+from oncekey._core.placed import users_level
 from oncekey.errors import InvalidKeyError
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import Policy
@@ -185,7 +185,7 @@ class Blueprint:
             "be done, such as an order's: made once, and sent with every retry. If it is one, "
             "filter oncekey.guard.PerCallKeyWarning",
             PerCallKeyWarning,
-            stacklevel=_users_level(),
+            stacklevel=users_level(),
         )
 
     def job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
@@ -217,14 +217,6 @@ class Blueprint:
             if key_name(self.key(*args, **kwargs), what) != name:
                 self._warn("its key function gave two keys for the same arguments")
         return name
-
-
-def _users_level() -> int:
-    """The ``stacklevel`` of the first caller that is not in this library."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("oncekey."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 # Ids that something makes anew for every call or message. Names that an application gives its own

@@ -63,7 +63,7 @@ def guarded_task(
 
     def decorate(function: F) -> Any:
         left_out = {ignore} if isinstance(ignore, str) else set(ignore)
-        if "self" in inspect.signature(function).parameters:
+        if callable(function) and "self" in inspect.signature(function).parameters:
             left_out.add("self")  # of a bound task, of which there is one
         blueprint = once._blueprint(function, key, left_out, options, name)
         if isinstance(once, AsyncOnce):
