@@ -22,6 +22,7 @@ from oncekey.stores import (
     _hands,
     _links,
     _memory_table,
+    _pg_sources,
     _sqlite_book,
     _sqlite_db,
     _waiters,
@@ -274,7 +275,7 @@ def test_a_server_is_usable_after_an_interrupt_anywhere(
         once = Once(store, scope="x", wait=0)
         work = once(key="name", name=None)(lambda name: name)
         work("before")
-        for number, interrupt in enumerate(every_point(_batching, call, heartbeat)):
+        for number, interrupt in enumerate(every_point(_batching, call, heartbeat, _pg_sources)):
             if interrupted(interrupt, lambda name=str(number): work(name)):
                 assert aside(lambda name=f"after {number}": work(name)), interrupt.where
                 assert renewed(store) == [], interrupt.where

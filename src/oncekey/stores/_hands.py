@@ -21,7 +21,7 @@ from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
 from oncekey.policy import Policy
 from oncekey.stores._async_links import AsyncLink
 from oncekey.stores._deadlines import Deadline, Late, alimited, end, in_time, limited
-from oncekey.stores._links import Link, raw_connection
+from oncekey.stores._links import Link, is_drivers, raw_connection
 
 __all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions", "driver_error"]
 
@@ -58,14 +58,6 @@ def driver_error(error: BaseException) -> BaseException:
     if type(error).__module__.startswith(("django.", "sqlalchemy.")):
         error = error.__cause__ or error
     return error
-
-
-_DRIVERS = frozenset({"sqlite3", "psycopg", "psycopg_pool", "sqlalchemy", "django"})
-
-
-def _is_drivers(error: BaseException) -> bool:
-    """Whether a driver raised it. A signal's handler may raise anything, at any moment."""
-    return any(kind.__module__.partition(".")[0] in _DRIVERS for kind in type(error).__mro__)
 
 
 def _named(book: Book, error: Exception) -> Exception:
@@ -144,7 +136,7 @@ class SqlHand(_Timed, Hand):
         except Exception as error:
             if isinstance(error, Late) and deadline is not None:
                 raise deadline.missed() from None
-            if not _is_drivers(error):
+            if not is_drivers(error):
                 raise
             raise self._left(_named(self._book, error), raw) from error
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from oncekey.errors import TransactionRefusedError
 from oncekey.stores._deadlines import Deadline, engine_connection
 
-__all__ = ["Link", "kind_of", "pyformat", "raw_connection", "sync_link"]
+__all__ = ["Link", "is_drivers", "kind_of", "pyformat", "raw_connection", "sync_link"]
 
 
 class Link(Protocol):
@@ -34,6 +34,14 @@ class Link(Protocol):
     def undo(self) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
+
+
+_DRIVERS = frozenset({"sqlite3", "psycopg", "psycopg_pool", "sqlalchemy", "django"})
+
+
+def is_drivers(error: BaseException) -> bool:
+    """Whether a sync driver raised it. A signal's handler may raise anything, at any moment."""
+    return any(kind.__module__.partition(".")[0] in _DRIVERS for kind in type(error).__mro__)
 
 
 def kind_of(value: object) -> str:

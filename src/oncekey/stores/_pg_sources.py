@@ -29,6 +29,7 @@ from oncekey.stores._deadlines import (
     limited,
     to_driver,
 )
+from oncekey.stores._links import is_drivers
 from oncekey.stores._pg_errors import bad_address, named, unreadable
 
 __all__ = ["Source", "sync_source"]
@@ -210,7 +211,7 @@ class PsycopgSource(Forking):
 
     def _start_over(self) -> None:
         self._attempts = Attempts()
-        self._locks = {lane: threading.Lock() for lane in LANES}
+        self._locks = {lane: threading.RLock() for lane in LANES}
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone: closing them would end the parent's sessions."""
@@ -222,24 +223,31 @@ class PsycopgSource(Forking):
 
     def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
         deadline = deadline or Deadline(self._timeout)
+        lock = self._locks[lane]
         try:
-            if not self._locks[lane].acquire(timeout=deadline.left()):
+            if not lock.acquire(timeout=deadline.left()):
                 raise Late
-            try:
-                used = self._open.get(lane)
-                fresh = used is None or used.closed
-                try:
-                    return self._once(lane, sql, args, deadline)
-                except StoreReadOnlyError:
-                    if fresh:
-                        raise
-                    # A primary no longer: the address may lead to another by now.
-                    return self._once(lane, sql, args, deadline)
-            finally:
-                self._locks[lane].release()
-        except Late:
-            self._drop_spares()  # they may well be on the same dead way
-            raise deadline.missed() from None
+            with lock:  # from here on no interrupt can leave it held
+                lock.release()
+                return self._in_lane(lane, sql, args, deadline)
+        except BaseException as error:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()  # interrupted before the ``with``
+            if isinstance(error, Late):
+                self._drop_spares()  # they may well be on the same dead way
+                raise deadline.missed() from None
+            raise
+
+    def _in_lane(self, lane: str, sql: str, args: list[Any], deadline: Deadline) -> Rows:
+        used = self._open.get(lane)
+        fresh = used is None or used.closed
+        try:
+            return self._once(lane, sql, args, deadline)
+        except StoreReadOnlyError:
+            if fresh:
+                raise
+            # A primary no longer: the address may lead to another by now.
+            return self._once(lane, sql, args, deadline)
 
     def _once(self, lane: str, sql: str, args: list[Any], deadline: Deadline) -> Rows:
         connection = self._open.get(lane)
@@ -252,7 +260,7 @@ class PsycopgSource(Forking):
         except (StoreError, Late):
             raise
         except BaseException as error:
-            failed = named(error) if isinstance(error, Exception) else None
+            failed = named(error) if _is_answer(error) else None
             broken = self._open.get(lane)
             if broken is not None and (
                 broken.broken or failed is None or isinstance(failed, StoreReadOnlyError)
@@ -343,6 +351,12 @@ def _autocommit(connection: Any) -> Iterator[None]:
             connection.autocommit = False
 
 
+def _is_answer(error: BaseException) -> bool:
+    """Whether it is about the call, not an interrupt that came in the middle of it."""
+    ours = (StoreError, Late, OSError, ValueError, TypeError)
+    return isinstance(error, ours) or is_drivers(error)
+
+
 class PoolSource(Lent):
     """A ``psycopg_pool.ConnectionPool`` of the caller's."""
 
@@ -365,6 +379,8 @@ class PoolSource(Lent):
                         end(connection)  # the pool makes another, perhaps to a new primary
                     raise
         except Exception as error:
+            if not _is_answer(error):
+                raise
             raise self._failed(error, deadline) from error
 
 
@@ -389,4 +405,6 @@ class EngineSource(Lent):
                         connection.invalidate()
                     raise
         except Exception as error:
+            if not _is_answer(error):
+                raise
             raise self._failed(error, deadline) from error
