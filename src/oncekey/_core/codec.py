@@ -281,9 +281,9 @@ class _Deferred:
 
     def named(self) -> list[Any]:
         """The types that the code of a function names, for one whose annotation says nothing."""
-        code = getattr(self.function, "__code__", None)
-        if code is None:
+        if type(self.function) not in (types.FunctionType, types.MethodType):  # not even a mock
             return []
+        code = self.function.__code__
         known = inspect.getclosurevars(self.function)
         values = [*known.globals.values(), *known.nonlocals.values()]
         values += [  # models.Receipt
