@@ -28,6 +28,9 @@ _HUNG_SECONDS: Final = 60  # a fetch that takes longer is given up, and may be m
 _OFTEN: Final = 3
 _NAMES_COUNTED: Final = 256
 _NO_SUCH: Final = (404, 410)
+# Who issues PayPal's certificates, for one that comes without its issuer's. What lies there is
+# believed only as part of a chain.
+_ISSUERS: Final = "http://cacerts.digicert.com/"
 
 Fetch = Callable[[str], bytes]
 
@@ -70,13 +73,14 @@ class UntrustedError(ValueError):
     """A certificate that is none of PayPal's: fetching it again would change nothing."""
 
 
-def read_certificate(pem: bytes, name: str, trusted: Any) -> Certificate:
+def read_certificate(pem: bytes, name: str, trusted: Any, fetch: Fetch) -> Certificate:
     """The key of a certificate and the time it is valid.
 
     Args:
         pem: The certificate, and those between it and a trusted one.
         name: The host that it must be for.
         trusted: A store of ``cryptography``: where its chain must end.
+        fetch: Gives the certificate of the issuer, if it is not in ``pem``.
 
     Raises:
         ValueError: It is no certificate with an RSA key.
@@ -93,8 +97,15 @@ def read_certificate(pem: bytes, name: str, trusted: Any) -> Certificate:
     if not isinstance(key, RSAPublicKey) or key.key_size < 2048 or len(between) > _MAX_CHAIN:
         raise ValueError("no RSA key of 2048 bits or more, or too long a chain")
     rules = PolicyBuilder().store(trusted).time(datetime.now(UTC))
+    verifier = rules.build_server_verifier(x509.DNSName(name))
     try:
-        rules.build_server_verifier(x509.DNSName(name)).verify(certificate, between)
+        try:
+            verifier.verify(certificate, between)
+        except VerificationError:
+            url = "" if between else _issuer_url(certificate)
+            if not url:
+                raise
+            verifier.verify(certificate, [_any_form(fetch(url))])
     except VerificationError as error:
         raise UntrustedError(f"no chain from {name} to a trusted root: {error}") from None
     return Certificate(
@@ -102,6 +113,33 @@ def read_certificate(pem: bytes, name: str, trusted: Any) -> Certificate:
         certificate.not_valid_before_utc.timestamp(),
         certificate.not_valid_after_utc.timestamp(),
     )
+
+
+def _issuer_url(certificate: Any) -> str:
+    """Where the issuer's certificate is, as a certificate says; empty if that is elsewhere."""
+    from cryptography import x509
+    from cryptography.x509.oid import AuthorityInformationAccessOID
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.AuthorityInformationAccess)
+    except x509.ExtensionNotFound:
+        return ""
+    places = [
+        str(one.access_location.value)
+        for one in found.value
+        if one.access_method == AuthorityInformationAccessOID.CA_ISSUERS
+    ]
+    return next((one for one in places if one.startswith(_ISSUERS)), "")
+
+
+def _any_form(raw: bytes) -> Any:
+    from cryptography import x509
+
+    if len(raw) > _MAX_CERTIFICATE:
+        raise ValueError("too large for a certificate")
+    if raw.startswith(b"-----"):
+        return x509.load_pem_x509_certificate(raw)
+    return x509.load_der_x509_certificate(raw)
 
 
 def signer_of(url: str) -> str:
@@ -187,7 +225,8 @@ class CertificateCache(Forking):
     need the same certificate at the same time wait for one fetch.
 
     Args:
-        fetch: Gives the PEM at a URL: the certificate, and those between it and a root.
+        fetch: Gives what lies at a URL: the PEM of a certificate, and of those between it and a
+            root; for one that comes alone it is asked for the issuer's too, at DigiCert.
         trust: The PEM of the roots to trust. ``None``: those of the system.
         deadline: How long a delivery waits for a fetch, in all, in seconds.
         size: How many URLs are remembered.
@@ -209,7 +248,7 @@ class CertificateCache(Forking):
         size: int = 32,
         keep_seconds: float = 86_400,
         keep_failure_seconds: float = 60,
-        per_minute: int = 10,
+        per_minute: int = 60,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not deadline > 0:
@@ -313,10 +352,13 @@ class CertificateCache(Forking):
         try:
             pem = self._fetch(url)
             trusted = system_trust() if self._trust is None else self._trust
-            return _Entry(0, read_certificate(pem, signer_of(url), trusted), False)
+            return _Entry(0, read_certificate(pem, signer_of(url), trusted, self._fetch), False)
         except UntrustedError as error:
             logger.warning("a certificate is not to be trusted: %s", error)
             return _Entry(0, None, False)
+        except PolicyError as error:  # what is missing here, and how to give it
+            logger.error("no certificate can be trusted: %s", error)
+            return _NOT_NOW
         except Exception as error:  # noqa: BLE001 - it may fail in any way; no reason to crash
             # Only the class: the text of another's error may hold anything.
             logger.warning("a certificate could not be had: %s", type(error).__name__)

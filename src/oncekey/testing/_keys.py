@@ -74,9 +74,8 @@ def _curve_keys() -> Mapping[str, Any]:
 @cache
 def _paypal_keys() -> Mapping[str, Any]:
     name = "messageverificationcerts.paypal.com"
-    key, certificate, root = issued(
-        name, *(datetime(year, 1, 1, tzinfo=UTC) for year in (2000, 2100))
-    )
+    years = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
+    key, certificate, root = issued(name, *years)
     return {
         "webhook_id": "1JE4291016473214C",
         "fetch": lambda url: certificate,
@@ -86,8 +85,13 @@ def _paypal_keys() -> Mapping[str, Any]:
     }
 
 
-def issued(name: str, begins: datetime, ends: datetime) -> tuple[bytes, bytes, bytes]:
-    """A private key, its certificate for the host ``name``, and the root that issued it, as PEM."""
+def issued(
+    name: str, begins: datetime, ends: datetime, issuer_at: str = ""
+) -> tuple[bytes, bytes, bytes]:
+    """A private key, its certificate for the host ``name``, and the root that issued it, as PEM.
+
+    ``issuer_at`` is where the certificate says that its issuer's can be had.
+    """
     x509 = _crypto("x509")
     hashes, of = _crypto("hazmat.primitives.hashes"), _crypto("hazmat.primitives.serialization")
     rsa = _crypto("hazmat.primitives.asymmetric.rsa")
@@ -120,6 +124,12 @@ def issued(name: str, begins: datetime, ends: datetime) -> tuple[bytes, bytes, b
         )
         .add_extension(issuer, critical=False)
     )
+    if issuer_at:
+        place = x509.AccessDescription(
+            x509.AuthorityInformationAccessOID.CA_ISSUERS,
+            x509.UniformResourceIdentifier(issuer_at),
+        )
+        leaf = leaf.add_extension(x509.AuthorityInformationAccess([place]), critical=False)
     made = [one.sign(keys[0], hashes.SHA256()) for one in (leaf, authority)]
     certificate, trusted = (one.public_bytes(of.Encoding.PEM) for one in made)
     return _pem(keys[1]), certificate, trusted
