@@ -189,6 +189,24 @@ async def test_every_call_has_a_deadline(wire: Wire, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
+async def test_calls_for_a_pooler_have_deadlines_too(wire: Wire, kind: str) -> None:
+    """With prepare=False, where asyncpg wraps each call in a transaction."""
+    own = new_owner()
+    if kind == "sync":
+        with PgStore(wire.url, timeout=HANG, prepare=False) as store:
+            use(store, "warm")
+            with silent(wire, store):
+                await asyncio.to_thread(overdue, store.claim, key("k"), own, b"f", TERMS)
+            use(store, "after")
+        return
+    async with PgBackend(wire.url, driver=kind, timeout=HANG, prepare=False) as backend:
+        await ause(backend, "warm")
+        with silent(wire, backend):
+            await aoverdue(backend.claim(key("k"), own, b"f", TERMS))
+        await ause(backend, "after")
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
 async def test_a_connection_that_is_not_made_leaves_the_outcome_known(
     wire: Wire, kind: str
 ) -> None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import datetime as dt
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.servers.fixtures_pg import TERMS, eventually, key, sessions, sql
 from tests.servers.postgres import running
 from tests.servers.sources_pg import ASYNC, SYNC, label
 from tests.servers.wire import Wire
 
-from oncekey._core.flows import new_owner
+from oncekey import Policy
+from oncekey._core.call import Job as CallJob
+from oncekey._core.call import aopen_claim
+from oncekey._core.codec import Codec
+from oncekey._core.flows import Plan, new_owner
 from oncekey.errors import (
     StoreConfigError,
     StoreReadOnlyError,
@@ -121,8 +129,6 @@ async def test_a_machine_that_vanishes_is_noticed(pg_url: str, kind: str) -> Non
     """In a transaction of the store's own the server looks after a client that is silent."""
     shown = "SELECT current_setting($1)"
     if kind == "sync":
-        import psycopg
-
         with PgStore(pg_url) as store, store.transaction("k") as tx:
             cursor: Any = psycopg.RawCursor(tx.connection)
             found = {name: cursor.execute(shown, [name]).fetchone()[0] for name in BOUNDED}
@@ -399,48 +405,66 @@ async def test_a_certificate_that_is_refused_is_named(
 # Cancelled claims
 
 
-@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "in a batch"])
-async def test_a_cancelled_claim_is_released_in_order(
-    pg_url: str, driver: str, others: bool
-) -> None:
-    """The claim is still under way when its caller goes: its release comes after it."""
-    from oncekey import AsyncOnce
+LOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
+
+@contextlib.contextmanager
+def locked(url: str, name: str) -> Iterator[Callable[[], None]]:
+    """A record on which the server lets claims wait; gives what waits until one does."""
+    with PgStore(url) as store:
+        won = store.claim(key(name), own := new_owner(), b"", TERMS)
+        assert store.release(key(name), own, won.fence)
+    with psycopg.connect(url) as other:
+        query = "SELECT 1 FROM oncekey_records WHERE key = %s FOR UPDATE"
+        other.execute(query, [key(name).digest])
+        yield lambda: eventually(lambda: sql(url, LOCKED), "a claim that waits")
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_cancelled_claim_is_released_in_order(pg_url: str, driver: str) -> None:
+    """The claim is still under way when its caller goes: its release comes after it."""
+    job = CallJob(key("k"), b"", Plan.of(Policy(lease=3600)), Codec(), "work")
+    async with PgBackend(pg_url, driver=driver, timeout=HANG) as store:
+        await store.first_seen(key("warm"), TERMS)
+        with locked(pg_url, "k") as waits:
+            claim = asyncio.ensure_future(aopen_claim(store, job))
+            await asyncio.to_thread(waits)
+            claim.cancel()
+            await asyncio.gather(claim, return_exceptions=True)
+            assert claim.cancelled()
+            await asyncio.sleep(0.2)  # in which a release that does not wait would be done
+        verdict = None
+        async with asyncio.timeout(HANG):
+            while verdict is not Verdict.WON:
+                verdict = (await store.claim(key("k"), new_owner(), b"", TERMS)).verdict
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_release_follows_the_claim_in_a_batch(pg_url: str, driver: str) -> None:
+    """Also where a release of another key, which stands before both, sets the kinds' order."""
     with Wire(pg_url) as wire:
         async with PgBackend(wire.url, driver=driver, timeout=HANG) as store:
-            once = AsyncOnce(store, scope="cancelled")
-
-            @once(key="name")
-            async def work(name: str) -> str:
-                return name
-
-            await work("warm")
+            await store.claim(key("warm"), new_owner(), b"", TERMS)
             wire.hold()
-            first = asyncio.ensure_future(work("k")) if not others else None
-            if others:  # the claim waits for a batch, in which a release stands before it
-                busy = asyncio.ensure_future(store.claim(key("b"), new_owner(), b"", TERMS))
-                await asyncio.sleep(0.05)
-                early = asyncio.ensure_future(store.release(key("e"), new_owner(), None))
-                await asyncio.sleep(0)
-                own = new_owner()
-                claim = asyncio.ensure_future(store.claim(key("k"), own, b"", TERMS))
-                release = asyncio.ensure_future(store.release(key("k"), own, None))
-                await asyncio.sleep(0)
-                wire.let_go()
-                await asyncio.wait_for(asyncio.gather(busy, early, claim, release), HANG)
-                record = await store.read(key("k"))
-                assert record is not None
-                assert record.state is State.RELEASED
-                return
-            assert first is not None
-            await asyncio.sleep(0.05)  # on its way
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await asyncio.sleep(0.05)
+            trips = wire.trips
+            busy = asyncio.ensure_future(store.claim(key("b"), new_owner(), b"", TERMS))
+            while wire.trips == trips:
+                await asyncio.sleep(0.01)
+            own = new_owner()
+            calls = [
+                asyncio.ensure_future(call)
+                for call in (
+                    store.release(key("e"), new_owner(), None),
+                    store.claim(key("k"), own, b"", TERMS),
+                    store.release(key("k"), own, None),
+                )
+            ]
+            await asyncio.sleep(0)
             wire.let_go()
-            async with asyncio.timeout(HANG):
-                assert await work("k") == "k"
+            await asyncio.wait_for(asyncio.gather(busy, *calls), HANG)
+            record = await store.read(key("k"))
+            assert record is not None
+            assert record.state is State.RELEASED
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
@@ -463,22 +487,15 @@ async def test_a_call_that_was_not_sent_yet_is_never_sent(pg_url: str, driver: s
 
 def test_an_interrupted_thread_releases_in_order(pg_url: str) -> None:
     """A release without a fence goes the way of claims, so that it can't overtake one."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with (
-        Wire(pg_url) as wire,
-        PgStore(wire.url, timeout=HANG) as store,
-        ThreadPoolExecutor(2) as threads,
-    ):
-        store.claim(key("warm"), new_owner(), b"", TERMS)
+    with PgStore(pg_url, timeout=HANG) as store, ThreadPoolExecutor(2) as threads:
+        store.first_seen(key("warm"), TERMS)
         assert store.release(key("warm"), new_owner(), 1) is False
         own = new_owner()
-        wire.hold()
-        trips = wire.trips
-        claim = threads.submit(store.claim, key("k"), own, b"", TERMS)
-        eventually(lambda: wire.trips > trips, "claiming")
-        release = threads.submit(store.release, key("k"), own, None)
-        wire.let_go()
+        with locked(pg_url, "k") as waits:
+            claim = threads.submit(store.claim, key("k"), own, b"", TERMS)
+            waits()
+            release = threads.submit(store.release, key("k"), own, None)
+            concurrent.futures.wait([release], timeout=0.2)
         assert claim.result(HANG).verdict is Verdict.WON
         assert release.result(HANG) is True
 

@@ -72,8 +72,20 @@ async def _arun(connection: Any, sql: str, args: list[Any], prepare: bool) -> Ro
 async def _run_asyncpg(connection: Any, sql: str, args: list[Any], prepare: bool) -> Rows:
     if prepare:
         return list(await connection.fetch(sql, *args))
-    async with connection.transaction():  # a pooler keeps one server for it
-        return list(await connection.fetch(sql, *args))
+    # A pooler keeps one server for a transaction. Who is cancelled in it can't wait for its end.
+    block = connection.transaction()
+    try:
+        await block.start()
+        rows = list(await connection.fetch(sql, *args))
+        await block.commit()
+    except Exception:
+        if not connection.is_closed():
+            await block.rollback()
+        raise
+    except BaseException:
+        end(connection)
+        raise
+    return rows
 
 
 class _Lane:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from oncekey.stores._pg_sources import psycopg_options
+
 __all__ = ["AsyncListener", "Listener"]
 
 CHANNEL: Final = "oncekey"
@@ -51,7 +53,7 @@ class Listener:
 
         while not self._over():
             try:
-                with psycopg.connect(self._dsn, autocommit=True, connect_timeout=10) as connection:
+                with psycopg.connect(self._dsn, **psycopg_options(self._dsn)) as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
                     while not self._over():
                         for note in connection.notifies(timeout=LOOK_SECONDS):
@@ -122,9 +124,7 @@ class AsyncListener:
     async def _listen_psycopg(self) -> None:
         import psycopg
 
-        connection = await psycopg.AsyncConnection.connect(
-            self._dsn, autocommit=True, connect_timeout=10
-        )
+        connection = await psycopg.AsyncConnection.connect(self._dsn, **psycopg_options(self._dsn))
         try:
             await connection.execute(f"LISTEN {CHANNEL}")
             while not self._over():
