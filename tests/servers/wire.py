@@ -151,6 +151,7 @@ class Wire(Relay):
         self.connections = 0
         self.lost = 0
         self._lose = 0
+        self._stranded = 0
         self._open: asyncio.Event | None = None
         super().__init__(url)
 
@@ -169,6 +170,14 @@ class Wire(Relay):
             self._open = asyncio.Event()
 
         self.call(shut)
+
+    def strand(self) -> None:
+        """From now on nothing comes back on the connections that there are; new ones work."""
+
+        def cut() -> None:
+            self._stranded = self.connections
+
+        self.call(cut)
 
     def let_go(self) -> None:
         """Pass on what was held back."""
@@ -194,6 +203,7 @@ class Wire(Relay):
         if struct.unpack("!i", startup[4:8])[0] == CANCEL_REQUEST:
             await self._cancel(startup)
         self.connections += 1
+        number = self.connections
         server_reader, server_writer = await self.reach()
         server_writer.write(startup)
         doomed = False
@@ -202,6 +212,8 @@ class Wire(Relay):
             nonlocal doomed
             while True:
                 kind, data = await read_message(server_reader)
+                if number <= self._stranded:
+                    continue
                 if self._open is not None:
                     await self._open.wait()
                 if doomed:

@@ -394,10 +394,11 @@ def test_a_web_server_answers_and_stops(wire: Wire) -> None:
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", textwrap.dedent(SERVER), f"{wire.url}?timeout={SHORT}"]
     process = subprocess.Popen([*command, str(port)])
+    headers = {"Authorization": "Bearer of-the-client"}
 
     def ask(name: str) -> int:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/", b"{}", {"Idempotency-Key": name}, method="POST"
+            f"http://127.0.0.1:{port}/", b"{}", {**headers, "Idempotency-Key": name}, method="POST"
         )
         try:
             with urllib.request.urlopen(request, timeout=HANG) as answer:
@@ -525,6 +526,42 @@ def test_a_callers_connection_has_deadlines_too(wire: Wire, library: str) -> Non
             engine.dispose()
         with store.transaction("k") as tx:
             assert not tx.replayed
+
+
+# Connections that died, while the server lives
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
+async def test_connections_that_died_cost_a_deadline_and_no_error(wire: Wire, kind: str) -> None:
+    """A guarded call and a transaction find dead connections, and go on over new ones."""
+    if kind == "sync":
+
+        def work() -> None:
+            with PgStore(wire.url, timeout=HANG) as store:
+                once = Once(store, scope="stranded")
+                with once.guard("warm") as claim, store.transaction("warm"):
+                    claim.answer = 1
+                wire.strand()
+                store.timeout = store._source._timeout = 2.0
+                with once.guard("k") as claim:
+                    claim.answer = 1
+                with store.transaction("k") as tx:
+                    assert not tx.replayed
+                    tx.answer = 1
+
+        await asyncio.to_thread(work)
+        return
+    async with PgBackend(wire.url, driver=kind, timeout=HANG) as backend:
+        once = AsyncOnce(backend, scope="stranded")
+        async with once.guard("warm") as claim, backend.transaction("warm"):
+            claim.answer = 1
+        wire.strand()
+        backend.timeout = backend._source._timeout = 2.0
+        async with once.guard("k") as claim:
+            claim.answer = 1
+        async with backend.transaction("k") as tx:
+            assert not tx.replayed
+            tx.answer = 1
 
 
 # The option

@@ -40,7 +40,6 @@ from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
 from oncekey.errors import (
     ClaimLostError,
     StoreError,
-    StoreReadOnlyError,
     TransactionRefusedError,
 )
 from oncekey.instrument.events import EventKind, emit, listening
@@ -212,12 +211,12 @@ def _enter(store: Any, on: Any, job: Job, hold: _Hold) -> Flow[_Entered]:
                 # Nothing has been done yet: what a serialization failure or a lost connection
                 # undid can be begun anew, unless the transaction is the caller's own.
                 again = isinstance(error, StoreError) and repeatable(error)
-                if isinstance(error, StoreReadOnlyError) and not failures:
-                    again = True  # a primary no longer: its successor may be found
-                if not again or hand.joined or failures >= 2:
+                elsewhere = getattr(hand, "left", False) and not failures
+                if not (again or elsewhere) or hand.joined or failures >= 2:
                     raise
                 failures += 1
-                yield Pause(key, look)
+                if not elsewhere:  # there the next connection may do at once
+                    yield Pause(key, look)
                 continue
             if entered.claim is not None:
                 hold.fingerprint = job.fingerprint

@@ -82,6 +82,8 @@ class _Timed:
     """
 
     _link: Any = None
+    _book: Any = None
+    left = False
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -97,11 +99,17 @@ class _Timed:
         timed = self._timeout is not None and self._link is not None
         return raw_connection(self._link) if timed else None
 
-    def _left(self, error: Exception, raw: Any) -> Exception:
-        """Leave a server that is no primary any more, if the connection is not the caller's."""
-        if isinstance(error, StoreReadOnlyError) and getattr(self._link, "_close", None):
+    def _failed(self, error: Exception, raw: Any, deadline: Deadline | None) -> Exception:
+        """What to raise. A connection that is not the caller's is left if another may do better."""
+        if isinstance(error, Late) and deadline is not None:
+            failed: Exception = deadline.missed()
+        else:
+            failed = _named(self._book, error)
+        dead = isinstance(error, Late) or isinstance(failed, StoreReadOnlyError)
+        if dead and getattr(self._link, "_close", None):
+            self.left = True
             end(raw)
-        return error
+        return failed
 
 
 class SqlHand(_Timed, Hand):
@@ -113,7 +121,6 @@ class SqlHand(_Timed, Hand):
         super().__init__(timeout)
         self._make_link = link
         self._make_book = book
-        self._book: Any = None
         self.joined = False
 
     def open(self) -> None:
@@ -134,11 +141,9 @@ class SqlHand(_Timed, Hand):
             with limited(raw, deadline):
                 return call(*args)
         except Exception as error:
-            if isinstance(error, Late) and deadline is not None:
-                raise deadline.missed() from None
-            if not is_drivers(error):
+            if not isinstance(error, Late) and not is_drivers(error):
                 raise
-            raise self._left(_named(self._book, error), raw) from error
+            raise self._failed(error, raw, deadline) from error
 
     def _drive(self, steps: Steps) -> Any:
         try:
@@ -194,7 +199,6 @@ class AsyncSqlHand(_Timed, AsyncHand):
         super().__init__(timeout)
         self._make_link = link
         self._make_book = book
-        self._book: Any = None
         self.joined = False
 
     async def open(self) -> None:
@@ -228,9 +232,7 @@ class AsyncSqlHand(_Timed, AsyncHand):
         except OncekeyError:
             raise
         except Exception as error:
-            if isinstance(error, Late) and deadline is not None:
-                raise deadline.missed() from None
-            raise self._left(_named(self._book, error), raw) from error
+            raise self._failed(error, raw, deadline) from error
 
     async def _drive(self, steps: Steps) -> Any:
         try:
