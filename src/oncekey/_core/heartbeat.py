@@ -26,7 +26,7 @@ __all__ = ["AsyncBeat", "Beat"]
 
 IDLE_SECONDS = 30.0  # a heart with nothing to do ends its thread after this
 MAX_THREADS = 512  # of one heart; a round trip carries as many renewals
-MAX_NEW = 1024  # calls that have come since a thread looked
+MAX_NEW = 1024  # calls that come before a thread looks which of them have ended
 
 
 class _Schedule:
@@ -104,7 +104,7 @@ class _Heart:
         self._new.append(weakref.ref(schedule))
         if not self._watched:
             self._start()
-        elif schedule.due < self._wakes_at or len(self._new) >= MAX_NEW:
+        elif schedule.due < self._wakes_at or len(self._new) % MAX_NEW == 0:
             self._bell.put(None)
 
     def _start(self) -> None:
@@ -157,6 +157,8 @@ class _Heart:
             if not self._new:  # looked at after _wakes_at was set: whoever comes later rings
                 try:
                     self._bell.get(timeout=min(wait, IDLE_SECONDS))
+                    while not self._bell.empty():
+                        self._bell.get_nowait()
                     idle = False
                 except queue.Empty:
                     idle = True
