@@ -50,6 +50,9 @@ def _resume(flow: Flow[T], store: Store, resume: Callable[[Any], Any], value: An
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except BaseException as error:
+        value = (
+            None  # an error that knows this frame: what it holds must not wait for the collector
+        )
         if inspect.getgeneratorstate(flow) == inspect.GEN_CLOSED:
             raise  # that is how the flow ended
         return _resume(flow, store, flow.throw, error)

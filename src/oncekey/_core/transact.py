@@ -361,7 +361,6 @@ def _fail(
 class _Block:
     """What the sync and the async block have in common."""
 
-    _closed = False
     _tx: Tx | None = None
     _raises = True  # an error reaches the caller also where an answer was made of it
 
@@ -446,9 +445,10 @@ class Transaction(_Block):
             logger.debug("rolling back failed: %s", error)
         finally:
             _in_hand.give(self._store, self._job.key.digest, self._hold)
-        self._closed = True
+        self.__class__ = Transaction
 
     def __enter__(self) -> Tx:
+        self.__class__ = _OpenTransaction
         try:
             return self._opened(run(self._enter_flow(), self._store))
         except BaseException:
@@ -467,11 +467,14 @@ class Transaction(_Block):
         except BaseException:
             self._abandon()
             raise
-        self._closed = True
+        self.__class__ = Transaction
+
+
+class _OpenTransaction(Transaction):
+    """One that is under way. Only it has a finalizer: an interrupt that came in one is lost."""
 
     def __del__(self) -> None:
-        if self._tx is not None and not self._closed:
-            self._abandon()  # interrupted before the first step of __exit__
+        self._abandon()  # interrupted before the first step of __exit__
 
 
 class AsyncTransaction(_Block):
@@ -530,6 +533,7 @@ def call_in_transaction(
     try:
         tx = block.__enter__()
         if tx.replayed:
+            block.__class__ = Transaction
             return Result(tx.answer, True)
         try:
             tx.answer = handler(tx)
@@ -544,7 +548,7 @@ def call_in_transaction(
     except BaseException:
         block._abandon()
         raise
-    block._closed = True
+    block.__class__ = Transaction
     return result
 
 
