@@ -78,3 +78,11 @@ def test_a_scope_that_names_nobody_is_an_error(
     assert "scope=" in caplog.text
     assert "xxxx" not in caplog.text
     assert b"Traceback" not in reply.body
+
+
+@pytest.mark.parametrize("value", ["Bearer", "bearer ", "Basic", "Token"])
+def test_a_scheme_without_credentials_is_nobody(make: Make, value: str) -> None:
+    """Clients that were given no token must not find each other's answers."""
+    door = make(Calls(), anonymous="refuse")
+    refused = door.post(headers=[("Authorization", value)])
+    assert (refused.status, refused.problem) == (401, "caller-unknown")

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.http.conftest import Make
+from tests.http.doors import Calls
 
+from oncekey.canonical import canonicalize_json
 from oncekey.http import fingerprint as module
 from oncekey.http.fingerprint import Fingerprint, fingerprint
 from oncekey.http.problems import Refusal
@@ -286,3 +289,24 @@ def test_any_body_has_a_fingerprint_or_is_refused(
         return
     assert len(found) == 64
     assert found == mark(body, content_type, encoding=encoding)
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip"])
+def test_codings_that_are_not_known_here_are_compared_by_their_bytes(
+    make: Make, coding: str
+) -> None:
+    """The application may know them: a body in ``br`` is no broken JSON."""
+    calls = Calls()
+    door = make(calls)
+    headers = [("Content-Encoding", coding)]
+    one, other = b"\x8b\x00\x80{}\x03", b"\x8b\x00\x80[]\x03"
+    replies = [door.post(body=body, headers=headers) for body in (one, one, other)]
+    assert [reply.status for reply in replies] == [201, 201, 422]
+    assert calls.bodies == [one]
+
+
+def test_a_function_that_can_not_read_a_body_is_a_400(make: Make) -> None:
+    """Whoever sends bytes that ``fingerprint=`` can't read gets a reason, not a traceback."""
+    door = make(Calls(), fingerprint=lambda body, kind: canonicalize_json(body))
+    broken, whole = door.post(body=b"{"), door.post(body=b"{}")
+    assert (broken.status, broken.problem, whole.status) == (400, "body-malformed", 201)

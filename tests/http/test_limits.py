@@ -74,3 +74,12 @@ def test_stored_bytes_are_bounded(
     door.post("e", headers=BOB)
     assert (len(door.post("e", headers=BOB).body) == 1002) == (option == "max_caller_bytes")
     assert calls.count == 5
+
+
+@pytest.mark.parametrize("option", ["max_caller_bytes", "max_total_bytes"])
+def test_a_budget_of_nothing_stores_no_body(make: Make, option: str) -> None:
+    """0 is none at all, not one."""
+    door = make(Calls(), **{option: 0})
+    door.post()
+    again = door.post()
+    assert (again.replayed, again.problem) == (True, "body-unavailable")

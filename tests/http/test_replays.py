@@ -11,6 +11,9 @@ import pytest
 from tests.http.conftest import Make
 from tests.http.doors import JSON, Calls
 
+from oncekey import PolicyError
+from oncekey.http import Settings
+from oncekey.http.answer import Answer
 from oncekey.http.coding import MAX_PLAIN, accepts
 
 SAFETY = {
@@ -160,3 +163,25 @@ async def test_middleware_of_the_application_and_replays(where: str) -> None:
         other = await client.post("/", headers={**sent, "Origin": origins[1]})
         allowed = origins[0] if where == "inside" else origins[1]
         assert other.headers["access-control-allow-origin"] == allowed
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Length", "Transfer-Encoding", "Connection", "Trailer", "Content-Range"]
+)
+def test_framing_of_an_answer_can_not_be_stored(name: str) -> None:
+    """A replay that is unpacked, or sent by another server, would lie about its length."""
+    with pytest.raises(PolicyError, match=name.lower()):
+        Settings(stored_headers=[name])
+
+
+def test_a_redacted_header_stays_one_header(make: Make) -> None:
+    """A line end in what ``redact`` gives does not become a header of its own in the replay."""
+
+    def redact(answer: Answer) -> Answer:
+        return answer._replace(headers=((b"location", b"/a\nset-cookie:session=1"),))
+
+    door = make(Calls(), redact=redact)
+    door.post()
+    again = door.post()
+    assert again.replayed
+    assert (again.header("set-cookie"), again.header("location")) == (None, None)

@@ -18,6 +18,7 @@ from tests.http.doors import Calls
 from oncekey import MemoryBackend, MemoryStore, PolicyError
 from oncekey.http import by_client_certificate, by_header
 from oncekey.http.callers import header_of
+from oncekey.http.facts import asgi_facts, facts_of, wsgi_facts
 
 
 def test_callers_by_a_header(make: Make) -> None:
@@ -209,3 +210,33 @@ def test_names_that_a_server_has_verified() -> None:
         {"HTTP_SSL_CLIENT_S_DN": "CN=ann", "HTTP_SSL_CLIENT_VERIFY": "SUCCESS"},
     ]
     assert [by_client_certificate(source) for source in nobody] == [None] * len(nobody)
+
+
+def test_who_sends_a_name_twice_is_nobody() -> None:
+    """Authentication may look at the other one; and each pair would be a caller with new limits."""
+    scope = by_header("X-API-Key")
+    twice = {"headers": [(b"x-api-key", b"mine"), (b"x-api-key", b"more")]}
+    assert scope(twice) is None
+    assert scope({"headers": twice["headers"][:1]}) is not None
+    for facts in (
+        asgi_facts(
+            {
+                "method": "POST",
+                "path": "/",
+                "headers": [(b"authorization", b"mine"), (b"authorization", b"more")],
+            },
+            b"idempotency-key",
+            None,
+        ),
+        facts_of("POST", b"/", [("Authorization", "mine"), ("authorization", "more")], "k", None),
+    ):
+        assert not facts.authorization
+
+
+def test_a_name_is_the_bytes_that_were_sent() -> None:
+    """Only blanks around it don't count; WSGI's text stands for the same bytes as ASGI's."""
+    scope = by_header("X-API-Key")
+    plain, padded = ({"headers": [(b"x-api-key", value)]} for value in (b"ann", b"ann\xa0"))
+    assert scope(plain) != scope(padded)
+    environ = {"REQUEST_METHOD": "POST", "HTTP_AUTHORIZATION": "k\xe9"}
+    assert wsgi_facts(environ, "Idempotency-Key", None).authorization == b"k\xe9"

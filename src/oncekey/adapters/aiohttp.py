@@ -41,8 +41,9 @@ from oncekey.adapters._webhooks import (
 )
 from oncekey.http.answer import Answer
 from oncekey.http.facts import facts_of
+from oncekey.http.fingerprint import form_digest
 from oncekey.http.problems import ENDED_EARLY, Refusal
-from oncekey.http.routes import AsyncRoutes, Seen, fields_of
+from oncekey.http.routes import AsyncRoutes, Seen, already_read, fields_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -210,18 +211,24 @@ async def _guarded(
         routes.rules.header,
         request,
         encoding="",  # aiohttp has decompressed the body
+        host=request.host.lower(),  # as a middleware for proxies may have set it
     )
     try:
         key = routes.key(facts)
         if key is None:
             return await handler(request)
         most = routes.rules.settings.max_body_bytes
-        body = await read_chunks(_chunks(request), most, facts.length)
+        parsed = _is_lost(request)
+        if parsed:
+            facts, body = facts._replace(content_type=""), _parsed_form(request)
+        else:
+            body = await read_chunks(_chunks(request), most, facts.length)
     except Refusal as no:
         return _answered(routes.refused(no))
     except (OSError, web.RequestPayloadError):
         return _answered(routes.refused(ENDED_EARLY))
-    _put_back(request, body)
+    if not parsed:
+        _put_back(request, body)
     request[_GUARDED] = True
 
     async def view() -> Seen[web.StreamResponse]:
@@ -237,6 +244,28 @@ async def _guarded(
     if isinstance(given, web.HTTPException):
         raise given
     return given
+
+
+def _is_lost(request: web.Request) -> bool:
+    """Whether other code has read the body, and not kept it."""
+    read = request._read_bytes is None and not request.can_read_body
+    return read and request.content.total_bytes > 0
+
+
+def _parsed_form(request: web.Request) -> bytes:
+    """What stands for a form that other code has parsed, such as a check of tokens."""
+    if request._post is None:
+        raise already_read("let that call request.read()")
+    found = list(request._post.items())
+    files = [
+        (name, one.filename, one.file) for name, one in found if isinstance(one, web.FileField)
+    ]
+    fields = [
+        (name, one if isinstance(one, str) else bytes(one).decode("latin-1"))
+        for name, one in found
+        if not isinstance(one, web.FileField)
+    ]
+    return form_digest(fields, files)
 
 
 def _put_back(request: web.Request, body: bytes) -> None:

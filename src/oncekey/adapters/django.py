@@ -58,18 +58,22 @@ from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_body, wsgi_body
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
+from oncekey.http.fingerprint import form_digest
 from oncekey.http.problems import ENDED_EARLY, Refusal
-from oncekey.http.routes import AsyncRoutes, Routes, Seen, fields_of
+from oncekey.http.routes import AsyncRoutes, Routes, Seen, already_read, endless, fields_of
 from oncekey.http.rules import settings_of
 from oncekey.http.settings import Settings
+from oncekey.models import identity_text
 from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
 
 try:
+    from asgiref.sync import sync_to_async
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.db import connections, transaction
     from django.http import Http404, HttpResponse
+    from django.utils.functional import LazyObject, empty
     from django.views import View
 except ImportError as error:
     raise missing("Django", "django") from error
@@ -260,7 +264,7 @@ def idempotent(
 
 
 def by_user(request: Any) -> Any:
-    """A scope: the caller is the user that is signed in, by primary key.
+    """A scope: the caller is the user that is signed in, by model and primary key.
 
     Works with sync and async views, and with the request of Django REST framework.
 
@@ -275,19 +279,25 @@ def by_user(request: Any) -> Any:
             "by_user needs Django's request.user: decorate the view, and have "
             "AuthenticationMiddleware in MIDDLEWARE"
         )
+    user = None if hasattr(request, "_request") else request.user  # REST framework knows it by now
+    if not isinstance(user, LazyObject) or user._wrapped is not empty:
+        return _named(request)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _primary_key(request.user)
-    return _async_user(request)
+        return _named(request)
+    # Not request.auser(): that is who has the session, where other code has set request.user.
+    return sync_to_async(_named)(request)
 
 
-async def _async_user(request: Any) -> Any:
-    return _primary_key(await request.auser())
-
-
-def _primary_key(user: Any) -> Any:
-    return user.pk if user is not None and user.is_authenticated else None
+def _named(request: Any) -> str | None:
+    user = request.user
+    if user is None or not user.is_authenticated or user.pk is None:
+        return None
+    # Authentication may give users of several models, whose primary keys mean nothing together.
+    meta = getattr(user, "_meta", None)
+    kind = user.__class__.__qualname__ if meta is None else meta.concrete_model._meta.label
+    return f"{kind}/{identity_text(user.pk, 'the primary key of request.user')}"
 
 
 def _instance(view: Any) -> View | None:
@@ -416,24 +426,39 @@ def _keyed(routes: Routes | AsyncRoutes, request: Any) -> Found | Answer | None:
         key = None if getattr(request, _MARK, False) else routes.key(facts)
         if key is None:
             return None
-        body = _raw_body(request, routes.rules.settings.max_body_bytes)
+        parsed = request._read_started and not hasattr(request, "_body")
+        if parsed:
+            facts, body = facts._replace(content_type="", encoding=""), _parsed_form(request)
+        else:
+            body = _raw_body(request, routes.rules.settings.max_body_bytes)
     except ClientGoneError:
         return routes.refused(ENDED_EARLY)
     except Refusal as no:
         return routes.refused(no)
     setattr(request, _MARK, True)
-    if not hasattr(request, "_body"):  # so that the view can read it once more
+    if not parsed and not hasattr(request, "_body"):  # so that the view can read it once more
         request._body = body
         request._stream = BytesIO(body)
     return key, facts, body
 
 
+def _parsed_form(request: Any) -> bytes:
+    """What stands for a form that other code has parsed, such as Django's check of CSRF tokens."""
+    if not hasattr(request, "_post"):
+        raise already_read("let that read request.body")
+    fields = [(name, one) for name, many in request.POST.lists() for one in many]
+    files = [(name, one.name, one) for name, many in request.FILES.lists() for one in many]
+    return form_digest(fields, files)
+
+
 def _facts(routes: Routes | AsyncRoutes, request: Any) -> Facts:
     rules = routes.rules
     if hasattr(request, "scope"):
-        return asgi_facts(request.scope, rules.header_name, request)
-    # Django has decoded the path in its environ.
-    return wsgi_facts(request.environ, rules.header, request, request.path.encode())
+        facts = asgi_facts(request.scope, rules.header_name, request)
+    else:  # Django has decoded the path in its environ.
+        facts = wsgi_facts(request.environ, rules.header, request, request.path.encode())
+    # Django's own word knows its settings for proxies, and ALLOWED_HOSTS.
+    return facts._replace(host=request.get_host()) if rules.settings.per_host else facts
 
 
 def _seen(request: Any, response: Any, most: int) -> Seen[HttpResponse]:
@@ -446,7 +471,7 @@ def _seen(request: Any, response: Any, most: int) -> Seen[HttpResponse]:
     body: bytes | None = None
     if not response.streaming:
         body = response.content
-    elif not response.is_async:
+    elif not response.is_async and not endless(response.get("Content-Type")):
         parts, size, stream = [], 0, iter(response.streaming_content)
         for part in stream:
             parts.append(part)

@@ -41,9 +41,10 @@ from oncekey.adapters.wsgi import check_sync, lost_body, request_headers, reques
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer, Fields
 from oncekey.http.body import ClientGoneError, wsgi_body
-from oncekey.http.facts import wsgi_facts
+from oncekey.http.facts import Facts, wsgi_facts
+from oncekey.http.fingerprint import form_digest
 from oncekey.http.problems import ENDED_EARLY, Refusal
-from oncekey.http.routes import Routes, Seen, fields_of
+from oncekey.http.routes import Routes, Seen, already_read, endless, fields_of
 from oncekey.http.settings import Settings
 from oncekey.http.wsgi import MARK
 from oncekey.receiver import WebhookReceiver, WebhookResponse
@@ -358,10 +359,7 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
         key = None if MARK in environ else routes.key(facts)
         if key is None:
             return view()
-        if "stream" in vars(request):  # somebody has looked at the body before
-            body = request.get_data()
-        else:
-            body = _read_body(request, routes.rules.settings.max_body_bytes)
+        facts, body = _comparable(facts, routes.rules.settings.max_body_bytes)
     except ClientGoneError:
         return _answered(routes.refused(ENDED_EARLY))
     except Refusal as no:
@@ -382,12 +380,28 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
     return _answered(given) if isinstance(given, Answer) else given
 
 
+def _comparable(facts: Facts, most: int) -> tuple[Facts, bytes]:
+    """The body, or what stands for one that other code has parsed, such as a check of tokens."""
+    if "stream" not in vars(request):  # nobody has asked for it yet
+        return facts, _read_body(request, most)
+    body = request.get_data()
+    if not body and "form" in vars(request):
+        files = [(name, one.filename, one.stream) for name, one in request.files.items(multi=True)]
+        plain = facts._replace(content_type="", encoding="")
+        return plain, form_digest(request.form.items(multi=True), files)
+    if not body and (request.content_length or "HTTP_TRANSFER_ENCODING" in request.environ):
+        raise already_read("let that call request.get_data()")
+    return facts, body
+
+
 def _fields(response: Response) -> Fields:
     return fields_of(response.headers.items())
 
 
 def _body(response: Response, most: int) -> bytes | None:
     """The body, read ahead as far as it is kept; of a longer one, ``None``."""
+    if endless(response.content_type):
+        return None
     if not response.is_streamed and not response.direct_passthrough:
         return response.get_data()
     parts: list[bytes] = []

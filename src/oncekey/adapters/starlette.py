@@ -179,11 +179,31 @@ def idempotent(
 
         @functools.wraps(endpoint)
         async def guarded(request: Request) -> Any:
-            return guard  # an app in the place of a response, which Starlette then calls
+            # An app in the place of a response, which Starlette then calls.
+            return _read_before(guard, request) if request._stream_consumed else guard
 
         return guarded
 
     return decorate
+
+
+def _read_before(guard: Any, request: Request) -> Any:
+    """The guard for a request whose body a decorator outside of it has read."""
+    if not hasattr(request, "_body"):
+        raise PolicyError(
+            "the body was parsed before the guard saw it: call await request.body() before "
+            "request.form() in what is outside of idempotent"
+        )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = iter([{"type": "http.request", "body": request._body, "more_body": False}])
+
+        async def again() -> Any:
+            return next(body, None) or await receive()
+
+        await guard(scope, again, send)
+
+    return app
 
 
 def as_answer(answer: Answer) -> Response:

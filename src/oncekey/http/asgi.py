@@ -122,7 +122,7 @@ class IdempotencyMiddleware:
         """Handle one connection."""
         rules = self.rules
         if scope["type"] != "http" or scope["method"] not in rules.methods or MARK in scope:
-            await self.app(scope, receive, send)
+            await self._pass(scope, receive, send)
             return
         facts = asgi_facts(scope, rules.header_name, scope)
         exchange: _Exchange | None = None
@@ -143,12 +143,24 @@ class IdempotencyMiddleware:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
         if exchange is None:
-            await self.app(scope, receive, send)
+            await self._pass(scope, receive, send)
         elif instead is None:
             await self._run(exchange, scope)
         else:
             await self.admit(scope)
             await _send(send, instead)
+
+    async def _pass(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Let a request through that is not guarded, or not by this."""
+        if not self.inside or MARK in scope:
+            await self.app(scope, receive, send)
+            return
+        # The request of a handler that calls its own application: that one's key is not its own.
+        token = LATER.set(None)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            LATER.reset(token)
 
     async def admit(self, scope: ASGIScope) -> None:
         """Called before a replay, for frameworks whose own checks are inside of this."""
@@ -168,9 +180,10 @@ class IdempotencyMiddleware:
                 else:
                     # What the framework's checks find out stands in the scope that they are given.
                     exchange.facts = exchange.facts._replace(source=child)
+                    # Who shares this context must not find it: the endpoint may never be reached,
+                    # and a handler that calls its own application has one of its own.
+                    exchange.held.callback(LATER.set, LATER.get())
                     LATER.set(exchange.open_inside)
-                    # Who shares this context must not find it: the endpoint may never be reached.
-                    exchange.held.callback(LATER.set, None)
                 await self.app(child, exchange.receive, exchange.send)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key

@@ -20,6 +20,8 @@ from oncekey.models import identity_text
 
 __all__ = ["Callers", "by_client_certificate", "by_header", "header_of"]
 
+_SCHEMES = frozenset({b"basic", b"bearer", b"digest", b"dpop", b"negotiate", b"ntlm", b"token"})
+
 logger = logging.getLogger("oncekey")
 
 
@@ -40,7 +42,7 @@ class Callers:
         if settings.scope is not None:
             if named is not None:
                 return "caller", (yield from self._digest(_identity(named)))
-        elif authorization:
+        elif authorization and not _is_bare(authorization):
             return "credentials", (yield from self._digest(authorization))
         if settings.anonymous == "refuse":
             raise Refusal(
@@ -59,6 +61,12 @@ class Callers:
         return hmac.digest(key, raw, "sha256").hex()
 
 
+def _is_bare(authorization: bytes | str) -> bool:
+    """Whether it is a scheme without credentials, as clients send that were given no token."""
+    value = authorization if isinstance(authorization, bytes) else authorization.encode()
+    return value.strip().lower() in _SCHEMES
+
+
 def _identity(named: Any) -> str:
     try:
         return identity_text(named, "what scope= gave")
@@ -72,25 +80,30 @@ def _identity(named: Any) -> str:
 
 def header_of(source: Any, name: str) -> str:
     """A header of a request, whatever framework it is of; one that came twice is joined."""
+    return ",".join(_values(source, name))
+
+
+def _values(source: Any, name: str) -> list[str]:
+    """Every value of a header, as far as the server tells; WSGI has joined them."""
     fields: Any = getattr(source, "headers", None)
     if fields is not None:  # of Flask, Django, aiohttp
         every = getattr(fields, "getall", None) or getattr(fields, "getlist", None)
-        found = every(name) if every is not None and name in fields else [fields.get(name, "")]
-        return ",".join(found)
+        return [*every(name)] if every is not None and name in fields else [fields.get(name, "")]
     if "wsgi.input" in source:
-        return str(source.get("HTTP_" + name.upper().replace("-", "_"), ""))
+        return [str(source.get("HTTP_" + name.upper().replace("-", "_"), ""))]
     fields = source.get("multiValueHeaders") or source.get("headers") or ()
     if isinstance(fields, Mapping):  # of AWS Lambda
         given = [value for key, value in fields.items() if key.lower() == name.lower()]
-        return ",".join(one if isinstance(one, str) else ",".join(one) for one in given)
+        return [one for some in given for one in ([some] if isinstance(some, str) else some)]
     wanted = name.lower().encode("latin-1")
-    return b",".join(value for key, value in fields if key.lower() == wanted).decode("latin-1")
+    return [value.decode("latin-1") for key, value in fields if key.lower() == wanted]
 
 
 def by_header(name: str) -> Callable[[Any], bytes | None]:
     """A scope: the caller is who sends this value of a header, such as ``X-API-Key``.
 
-    The header must be one that your authentication checks: a client can send any value.
+    The header must be one that your authentication checks: a client can send any value. Who sends
+    it twice is nobody, as authentication may look at the other one.
 
     Args:
         name: The name of the header.
@@ -106,7 +119,8 @@ def by_header(name: str) -> Callable[[Any], bytes | None]:
         raise PolicyError(f"{name!r} can't be the name of a header")
 
     def scope(source: Any) -> bytes | None:
-        value = header_of(source, name).strip()
+        values = _values(source, name)
+        value = values[0].strip(" \t") if len(values) == 1 else ""
         # A digest, since a token may be longer than a scope.
         return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest() if value else None
 

@@ -68,8 +68,9 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
         if name == header:
             keys.append(value)
         elif name in _FIELDS:
-            # Joined as a WSGI server joins them.
-            fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+            # Joined as a WSGI server joins them. Of two credentials it is not known which counts.
+            twice = b"" if name == b"authorization" else b"%b,%b" % (fields.get(name, b""), value)
+            fields[name] = twice if name in fields else value
     raw = scope.get("raw_path")
     if raw:
         path = raw if _PLAIN.match(raw) else unquote_to_bytes(_path_of(raw))
@@ -117,7 +118,7 @@ def wsgi_facts(
         [] if key is None else [key],
         environ.get("CONTENT_TYPE", ""),
         environ.get("HTTP_CONTENT_ENCODING", ""),
-        environ.get("HTTP_AUTHORIZATION"),
+        _octets(environ.get("HTTP_AUTHORIZATION", "")),
         environ.get("CONTENT_LENGTH"),
         environ.get("HTTP_HOST", ""),
         source,
@@ -158,7 +159,7 @@ def facts_of(
         fields.get(header.lower(), []),
         joined("content-type"),
         joined("content-encoding"),
-        joined("authorization") or None,
+        fields["authorization"][0] if len(fields.get("authorization", ())) == 1 else None,
         joined("content-length") or None,
         joined("host").encode("utf-8", "surrogateescape").decode("latin-1"),
         source,

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from typing import IO, Final, Literal
 
 from oncekey._jcs.fast import attempt_json
 from oncekey._jcs.parser import parse_pure
@@ -24,7 +24,7 @@ from oncekey.canonical import FAST
 from oncekey.errors import CanonicalJSONError
 from oncekey.http.problems import Refusal
 
-__all__ = ["Fingerprint", "fingerprint"]
+__all__ = ["Fingerprint", "fingerprint", "form_digest"]
 
 Fingerprint = Literal["auto", "raw"] | Callable[[bytes, str], str | bytes]
 """How bodies are compared: ``auto``, ``raw``, or a function of body and content type."""
@@ -59,7 +59,10 @@ def fingerprint(
     """
     digest = hashlib.sha256(b"%b %d:%b\n" % (method.encode(), len(target), target))
     if callable(how):
-        own = how(body, content_type)
+        try:
+            own = how(body, content_type)
+        except ValueError as error:  # what it says of a body that it can't read
+            raise Refusal("body-malformed", f"The body can't be read: {error}.") from None
         digest.update(b"own\n" + (own.encode() if isinstance(own, str) else own))
     elif how == "raw" or not body:
         _add_raw(digest, body)
@@ -73,6 +76,40 @@ def fingerprint(
         else:
             _add_body(digest, content_type, plain)
     return digest.hexdigest().encode()
+
+
+def form_digest(
+    fields: Iterable[tuple[str, str]], files: Iterable[tuple[str, str | None, IO[bytes]]]
+) -> bytes:
+    """What to compare of a form that other code has parsed, so that its bytes are gone.
+
+    Args:
+        fields: Names and values.
+        files: Names, the names that they have at the client, and what they hold.
+
+    Raises:
+        Refusal: There is nothing in it: who parsed it has failed to.
+    """
+    digest = hashlib.sha256(b"form\n")
+    empty = True
+    for pair in fields:
+        empty = False
+        for text in pair:
+            raw = text.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:%b" % (len(raw), raw))
+    for name, named, file in files:
+        empty = False
+        before = file.tell()
+        file.seek(0)
+        content = hashlib.sha256()
+        while piece := file.read(65_536):
+            content.update(piece)
+        file.seek(before)
+        label = f"{name!r}{named!r}".encode("ascii", "backslashreplace")
+        digest.update(b"file%d:%b%b" % (len(label), label, content.digest()))
+    if empty:
+        raise Refusal("body-malformed", "The form of this request could not be read.")
+    return digest.digest()
 
 
 def _add_body(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
@@ -123,10 +160,12 @@ def _canonical(body: bytes) -> bytes | None:
 
 
 def _decoded(encoding: str, body: bytes) -> bytes | None:
-    """The body without its compression; ``None``: it holds more than is looked at."""
+    """The body without its compression; ``None``: that is not known, or holds too much to look."""
     coding = encoding.strip().lower()
-    if coding not in ("gzip", "x-gzip", "deflate"):
+    if coding in ("", "identity"):
         return body
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        return None
     most = min(MAX_BYTES, FREE_BYTES + MAX_RATIO * len(body))
     reader = zlib.decompressobj(zlib.MAX_WBITS | 32 if coding != "deflate" else zlib.MAX_WBITS)
     try:

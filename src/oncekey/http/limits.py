@@ -30,6 +30,7 @@ class Limits:
         lasts = max(1, milliseconds(settings.ttl, "ttl") // 1000)
         self._bytes = _budget(settings.max_caller_bytes, lasts)
         self._total = _budget(settings.max_total_bytes, lasts)
+        self._none = 0 in (settings.max_caller_bytes, settings.max_total_bytes)
         self._warn_at = 0.0
 
     def check(self, job: Job) -> Flow[None]:
@@ -59,7 +60,7 @@ class Limits:
         """Whether a body of this size may be stored; it is then counted."""
         counted = ((self._bytes, job.key.scope.label), (self._total, ""))
         budgets = [(budget, who) for budget, who in counted if budget is not None]
-        if any(budget.retry_after(who) is not None for budget, who in budgets):
+        if self._none or any(budget.retry_after(who) is not None for budget, who in budgets):
             now = time.monotonic()
             if now >= self._warn_at:
                 self._warn_at = now + WARN_AGAIN

@@ -29,7 +29,7 @@ from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.stores.urls import connect
 
-__all__ = ["AsyncRoutes", "Routes", "Seen", "fields_of"]
+__all__ = ["AsyncRoutes", "Routes", "Seen", "already_read", "endless", "fields_of"]
 
 R = TypeVar("R")
 
@@ -46,6 +46,18 @@ def fields_of(pairs: Iterable[tuple[str, str]]) -> Fields:
     return tuple(
         (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
         for name, value in pairs
+    )
+
+
+def endless(kind: str | None) -> bool:
+    """Whether an answer of this type has no end to wait for, so that its body is not kept."""
+    return (kind or "").startswith("text/event-stream")
+
+
+def already_read(instead: str) -> OncekeyError:
+    """The error where other code has read a body, and left nothing to compare it by."""
+    return OncekeyError(
+        f"other code read the body of a keyed request before its guard could: {instead}"
     )
 
 

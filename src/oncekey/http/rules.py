@@ -23,7 +23,7 @@ from oncekey.errors import (
     PolicyError,
     StoreError,
 )
-from oncekey.http.answer import Answer, AnswerCodec
+from oncekey.http.answer import Answer, AnswerCodec, Fields
 from oncekey.http.body import declared_length
 from oncekey.http.callers import Callers, header_of
 from oncekey.http.coding import accepts, coding_of, plain
@@ -187,15 +187,13 @@ class Rules:
         if body is not None and len(body) > settings.max_answer_bytes:
             body = None
         for name, value in headers:
-            if b"\n" in value:  # no server would send it
-                headers = tuple([field for field in headers if b"\n" not in field[1]])
             if (
                 name == b"cache-control"
                 and settings.honor_no_store
                 and b"no-store" in value.lower()
             ):
                 body = None
-        kept = Answer(answer.status, headers, body)
+        kept = Answer(answer.status, _one_line_each(headers), body)
         if settings.redact is None:
             return kept
         try:
@@ -204,7 +202,8 @@ class Rules:
             # The request was done. What can't be made fit to keep is not kept.
             logger.exception("redact failed: only the status of this answer is stored")
             return Answer(answer.status, (), None)
-        return Answer(status, tuple(field for field in headers if field[0] in stored), body)
+        headers = tuple([field for field in headers if field[0] in stored])
+        return Answer(status, _one_line_each(headers), body)
 
     def replay(self, answer: Answer, facts: Facts) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
@@ -282,6 +281,13 @@ class Rules:
                 retry_after=UNAVAILABLE_RETRY,
             )
         return Refusal("key-invalid", str(error))
+
+
+def _one_line_each(headers: Fields) -> Fields:
+    """Without fields that no server would send, and that would be several when they are read."""
+    if any(b"\n" in value or b"\r" in value for _, value in headers):
+        return tuple([one for one in headers if not (b"\n" in one[1] or b"\r" in one[1])])
+    return headers
 
 
 def _is_kept(value: Any) -> bool:

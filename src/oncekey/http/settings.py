@@ -62,6 +62,21 @@ NEVER_STORED: Final = frozenset(
 )
 """What belongs to one caller at one time: never kept, even if asked for."""
 
+FRAMING: Final = frozenset(
+    {
+        "connection",
+        "content-length",
+        "content-range",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""What says how one message is sent: a replay is sent in its own way."""
+
 # What means "finally refused", beside "done" (2xx and 3xx). Of the others, 401, 404 or 422 may be
 # another answer tomorrow, and cost nothing to make: whoever has no login yet can ask for them.
 FINAL: Final = frozenset({402, 409, 410})
@@ -172,6 +187,11 @@ class Settings:
             raise PolicyError(
                 f"{', '.join(sorted(never))} must not be replayed to a retry: set it outside of "
                 "the guarded handler"
+            )
+        framing = {name.lower() for name in self.stored_headers} & FRAMING
+        if framing:
+            raise PolicyError(
+                f"{', '.join(sorted(framing))} can't be stored: the server says it of each answer"
             )
         if self.profile not in ("ietf", "stripe"):
             raise PolicyError(f"profile must be 'ietf' or 'stripe', got {self.profile!r}")
