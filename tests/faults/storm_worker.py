@@ -24,6 +24,7 @@ from oncekey.errors import IdempotencyInFlightError
 from oncekey.guard import current_claim
 from oncekey.instrument import subscribe
 from oncekey.instrument.events import Event, EventKind
+from oncekey.models import Key, Scope
 
 RENEWING = threading.Lock()
 
@@ -48,6 +49,8 @@ def main() -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     progress = int(pipe)
     trapped = {f"k{number:04}" for number in range(int(traps))}
+    missing = [f"k{number:04}" for number in range(int(keys))]
+    names = {Key(Scope("once", "storm"), name).shown: name for name in missing}
 
     def note(*words: object) -> None:
         os.write(log, (" ".join(map(str, words)) + "\n").encode())
@@ -58,8 +61,8 @@ def main() -> None:
 
     def fenced(event: Event) -> None:
         if event.kind is EventKind.FENCED:
-            note("F", event.key, event.fence)
-            tell("fenced", event.key, event.fence)
+            note("F", names[event.key], event.fence)
+            tell("fenced", names[event.key], event.fence)
 
     once = Once(calm(SQLiteStore(path)), scope="storm", lease=0.25, wait=0, ttl=3600)
 
@@ -78,7 +81,6 @@ def main() -> None:
         return {"key": name, "worker": worker, "fence": claim.fence, "nonce": rng.random()}
 
     subscribe(fenced)
-    missing = [f"k{number:04}" for number in range(int(keys))]
     while missing:
         rng.shuffle(missing)
         left = []
