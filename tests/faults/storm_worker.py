@@ -59,6 +59,8 @@ def main() -> None:
         line = " ".join(map(str, (worker, incarnation, *words))) + "\n"
         os.write(progress, line.encode())
 
+    names: dict[str, str] = {}  # by what events show of a key
+
     def fenced(event: Event) -> None:
         if event.kind is EventKind.FENCED:
             note("F", names[event.key], event.fence)
@@ -69,6 +71,7 @@ def main() -> None:
     @once(key="name", name=None)
     def work(name: str) -> dict[str, object]:
         claim = current_claim()
+        names[claim.key.shown] = name
         note("W", name, claim.fence, claim.attempts, int(claim.takeover))
         if name in trapped and claim.attempts == 1:
             # Inside a handler, with the heartbeat stopped too: a zombie, once it goes on.
