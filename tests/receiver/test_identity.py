@@ -144,10 +144,86 @@ def test_a_failed_event_is_not_a_replay_when_it_is_sent_again(name: str) -> None
             raise RuntimeError("not yet")
 
     assert receiver.receive(*delivery).outcome == "failed"
-    assert receiver.receive(*fresh_id(delivery, "fresh")).code == "replayed"
     assert receiver.receive(*delivery).outcome == "failed"
     assert receiver.receive(*delivery.again()).outcome == "handled"
+    assert receiver.receive(*fresh_id(delivery, "fresh")).code == "replayed"
     assert receiver.receive(*delivery.again()).outcome == "duplicate"
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_who_comes_first_under_another_id_can_not_have_the_event_dropped(
+    name: str, store_url: str
+) -> None:
+    """A captured copy came first and its handler failed: the sender's own delivery is handled."""
+    delivery, fails, ran = sample(name), [True, True, False], list[str]()
+    with connect(store_url) as store:
+        receiver = WebhookReceiver(delivery.provider, store)
+
+        @receiver.on()
+        def handle(event: WebhookEvent) -> None:
+            ran.append(event.id)
+            if fails.pop(0):
+                raise RuntimeError("not yet")
+
+        early = fresh_id(delivery, "captured-first")
+        outcomes = [receiver.receive(*one).outcome for one in (early, delivery, delivery)]
+        copies = [receiver.receive(*one) for one in (delivery, early, fresh_id(delivery, "third"))]
+
+    assert outcomes == ["failed", "failed", "handled"]
+    assert [(one.outcome, one.code) for one in copies] == [
+        ("duplicate", "replayed"),
+        ("duplicate", ""),
+        ("duplicate", "replayed"),
+    ]
+    assert len(ran) == 3
+    assert len(set(ran)) == 1
+
+
+async def test_a_message_in_hand_under_another_id_is_not_taken_for_handled(store_url: str) -> None:
+    """While the copy that came first is being handled, the sender's own is told to retry."""
+    delivery, begun, ends = sample("github"), asyncio.Event(), asyncio.Event()
+    async with aconnect(store_url) as store:
+        receiver = AsyncWebhookReceiver(delivery.provider, store, wait=0)
+
+        @receiver.on()
+        async def handle(event: WebhookEvent) -> None:
+            begun.set()
+            await ends.wait()
+
+        first = asyncio.create_task(receiver.receive(*fresh_id(delivery, "captured-first")))
+        await begun.wait()
+        meanwhile = await receiver.receive(*delivery)
+        ends.set()
+        answers = [await first, await receiver.receive(*delivery)]
+
+    assert (meanwhile.status, meanwhile.outcome) == (503, "in_flight")
+    assert [(one.outcome, one.code) for one in answers] == [
+        ("handled", ""),
+        ("duplicate", "replayed"),
+    ]
+
+
+def test_a_captured_message_is_no_late_event_under_a_fresh_id() -> None:
+    """After its window, and while it is still remembered: not handled under another id."""
+    clock = [1_794_800_000.0]
+    delivery = sample("github")
+    receiver, handled = counting(delivery.provider, MemoryStore(clock=lambda: clock[0]))
+    assert receiver.receive(*delivery).outcome == "handled"
+    clock[0] += delivery.provider.retention_seconds + 60  # type: ignore[union-attr]
+    assert receiver.receive(*fresh_id(delivery, "fresh")).code == "replayed"
+    assert len(handled) == 1
+
+
+def test_the_id_beside_a_signed_message_is_not_stored_in_the_clear(tmp_path: Path) -> None:
+    """Stores keep no names of keys, and the guard's record of an id is none either."""
+    delivery = sample("github")
+    with connect(f"sqlite:///{tmp_path}/w.db") as store:
+        receiver, _ = counting(delivery.provider, store)
+        receiver.receive(*fresh_id(delivery, "a-name-to-look-for"))
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"oncekey" in kept
+    assert b"a-name-to-look-for" not in kept
+    assert b"a-name-to-look-for".hex().encode() not in kept
 
 
 @pytest.mark.parametrize("name", ["zendesk", "linear", "mailgun", "paypal"])

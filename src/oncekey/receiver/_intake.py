@@ -31,8 +31,7 @@ from oncekey.errors import (
     StoreError,
 )
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
-from oncekey.models import Verdict as Answer
+from oncekey.models import Key, Record, Scope, Terms, check_text
 from oncekey.policy import milliseconds
 from oncekey.receiver._unhandled import TypesSeen
 from oncekey.receiver.audit import AuditEntry
@@ -96,6 +95,7 @@ class Work(NamedTuple):
     item: Item
     delivery: Delivery
     guard: Key | None = None  # the signed message, where its id is not signed
+    renamed: bool = False  # it goes by the id that its message first came under
 
     def event(self, claim: Claim | None = None, late: bool = False) -> WebhookEvent:
         """The event as its handler gets it. A duplicate never needs one."""
@@ -284,14 +284,28 @@ class Intake:
 
     def binding(self, work: Work, guard: Key) -> tuple[Key, bytes, bytes, Terms]:
         """What to claim, so that a signed message stays with the id that it first came under."""
-        name = hashlib.sha256(work.job.key.name.encode()).hexdigest().encode()
+        name = _veiled(work.job.key.name.encode(), guard).hex().encode()
         return guard, new_owner(), name, self._guard_terms
 
-    def replayed(self, guard: Key, reply: ClaimReply) -> Outcome | None:
-        """What becomes of a signed message that came before under another id; else ``None``."""
-        if reply.verdict is not Answer.CONFLICT:
-            return None
-        emit(EventKind.CONFLICT, guard, self.operation, error=_REPLAYED)
+    def as_first_named(self, work: Work, guard: Key, bound: Record | None) -> Work:
+        """The work of a signed message that came before under another id: under that one.
+
+        Whether it was handled is known there. A duplicate for its own sake would lose the event,
+        if whoever sent it first, under an id of their choice, made the handler fail.
+        """
+        try:
+            name = (
+                _veiled(bytes.fromhex(bound.fingerprint.decode()), guard).decode() if bound else ""
+            )
+        except ValueError:
+            name = ""
+        if not name:  # forgotten this very moment
+            raise StoreError("what a signed message was bound to can't be read")
+        return work._replace(job=work.job._replace(key=Key(work.job.key.scope, name)), renamed=True)
+
+    def replayed(self, work: Work) -> Outcome:
+        """What becomes of a signed message that was handled before under another id."""
+        emit(EventKind.CONFLICT, work.guard, self.operation, error=_REPLAYED)
         logger.warning(
             "%s: a signed message came again under another id, and was not handled again. If its "
             "sender does that, see replay_guard=",
@@ -322,11 +336,13 @@ class Intake:
         terms = dataclasses.replace(self.plan.terms, remember_ms=0)
         return work.job._replace(plan=dataclasses.replace(self.plan, terms=terms))
 
-    def outcome(self, result: Result | None, error: Exception | None, late: bool) -> Outcome:
+    def outcome(
+        self, work: Work, result: Result | None, error: Exception | None, late: bool
+    ) -> Outcome:
         """What a call's end means."""
         if error is None:
             if result is not None and result.replayed:
-                return Outcome("duplicate")
+                return self.replayed(work) if work.renamed else Outcome("duplicate")
             dead = isinstance(result.value, dict) and "dead" in result.value if result else False
             return Outcome("dead" if dead else "handled", late=late)
         if isinstance(error, IdempotencyConflictError):
@@ -418,6 +434,12 @@ def _signed_name(verdict: Verdict) -> str:
     if not verdict.message_digest:  # no verifier of ours says ok without one
         raise OncekeyError("the provider gave a verdict without the message that was signed")
     return f"signed:{verdict.message_digest}"
+
+
+def _veiled(name: bytes, guard: Key) -> bytes:
+    """An id as it is kept beside a signed message, and back: unreadable without the message."""
+    pad = hashlib.shake_256(b"oncekey id\0" + guard.name.encode()).digest(len(name))
+    return bytes(one ^ other for one, other in zip(name, pad, strict=True))
 
 
 def _limiter(limit: tuple[int, int] | None) -> InsertLimiter | None:

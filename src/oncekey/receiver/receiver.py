@@ -21,6 +21,7 @@ from oncekey.errors import (
     PermanentError,
     PolicyError,
 )
+from oncekey.models import Verdict as Answer
 from oncekey.receiver._intake import Intake, Outcome, Work, malformed
 from oncekey.receiver.events import WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
@@ -182,16 +183,18 @@ class WebhookReceiver(_Receiver):
         try:
             if guard is not None:
                 reply = self._store.claim(*intake.binding(work, guard))
-                if (outcome := intake.replayed(guard, reply)) is not None:
-                    return outcome
+                if reply.verdict is Answer.CONFLICT:
+                    work = intake.as_first_named(work, guard, self._store.read(guard))
             try:
-                return self._intake.outcome(self._run(work, work.job, late=False), None, False)
+                return intake.outcome(work, self._run(work, work.job, late=False), None, False)
             except IdempotencyExpiredError:
+                if work.renamed:
+                    return intake.replayed(work)
                 # Seen before, and forgotten since: handled as new, and recorded as late.
-                job = self._intake.forgotten(work)
-                return self._intake.outcome(self._run(work, job, late=True), None, True)
+                job = intake.forgotten(work)
+                return intake.outcome(work, self._run(work, job, late=True), None, True)
         except Exception as error:  # noqa: BLE001 - every error has an answer
-            return self._intake.outcome(None, error, False)
+            return intake.outcome(work, None, error, False)
 
     def _run(self, work: Work, job: Any, late: bool) -> Result:
         intake = self._intake
@@ -288,16 +291,18 @@ class AsyncWebhookReceiver(_Receiver):
         try:
             if guard is not None:
                 reply = await self._store.claim(*intake.binding(work, guard))
-                if (outcome := intake.replayed(guard, reply)) is not None:
-                    return outcome
+                if reply.verdict is Answer.CONFLICT:
+                    work = intake.as_first_named(work, guard, await self._store.read(guard))
             try:
                 result = await self._run(work, work.job, late=False)
-                return self._intake.outcome(result, None, False)
+                return intake.outcome(work, result, None, False)
             except IdempotencyExpiredError:
-                job = self._intake.forgotten(work)
-                return self._intake.outcome(await self._run(work, job, late=True), None, True)
+                if work.renamed:
+                    return intake.replayed(work)
+                job = intake.forgotten(work)
+                return intake.outcome(work, await self._run(work, job, late=True), None, True)
         except Exception as error:  # noqa: BLE001 - every error has an answer
-            return self._intake.outcome(None, error, False)
+            return intake.outcome(work, None, error, False)
 
     async def _run(self, work: Work, job: Any, late: bool) -> Result:
         intake = self._intake
