@@ -175,7 +175,7 @@ class IdempotencyStore:
         )
         if on_in_flight not in ("wait", "reject"):
             raise PolicyError(f"on_in_flight must be 'wait' or 'reject', got {on_in_flight!r}")
-        self.on_cancel = check_on_cancel(on_cancel)
+        self.on_cancel: OnCancel = check_on_cancel(on_cancel)
         self.ignore_defaults = ignore_defaults
         self._finishing: set[asyncio.Task[Any]] = set()
         longest = 3600 if in_flight_max_seconds is None else in_flight_max_seconds

@@ -445,10 +445,10 @@ class Transaction(_Block):
             logger.debug("rolling back failed: %s", error)
         finally:
             _in_hand.give(self._store, self._job.key.digest, self._hold)
-        self.__class__ = Transaction
+        self.__class__ = Transaction  # pyright: ignore[reportAttributeAccessIssue]
 
     def __enter__(self) -> Tx:
-        self.__class__ = _OpenTransaction
+        self.__class__ = _OpenTransaction  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return self._opened(run(self._enter_flow(), self._store))
         except BaseException:
@@ -467,7 +467,7 @@ class Transaction(_Block):
         except BaseException:
             self._abandon()
             raise
-        self.__class__ = Transaction
+        self.__class__ = Transaction  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _OpenTransaction(Transaction):

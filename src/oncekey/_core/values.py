@@ -110,9 +110,12 @@ def dump(value: Any) -> Any:
         return {"$tuple": [dump(item) for item in value]}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
-    for base in (bool, int, float, str):  # a subclass, which is equal to what comes back
+    # A subclass, which is equal to what comes back.
+    if isinstance(value, str):
+        return str.__str__(value)
+    for base in (bool, int, float):
         if isinstance(value, base):
-            return base.__str__(value) if base is str else base(value)
+            return base(value)
     return _dump_rest(value)
 
 

@@ -181,11 +181,11 @@ def claiming_again_keeps_the_record_for_the_lease() -> Generator[Step, Any, None
     for terms in (TERMS, Terms(lease_ms=400, ttl_ms=100, sticky=True)):
         key, owner = _key(), new_owner()
         yield _claim(key, owner, terms=terms)
-        first = yield Op("read", (key,))
+        first: Any = yield Op("read", (key,))
         yield Elapse(50)
         yield _claim(key, owner, terms=terms)
-        again = yield Op("read", (key,))
-        _expect(first is not None and again is not None, "a claim must leave a record")
+        again: Any = yield Op("read", (key,))
+        _expect(None not in (first, again), "a claim must leave a record")
         _expect(again.lease_until > first.lease_until, "a claim again must extend the lease")
         _expect(again.purge_at > first.purge_at, "a claim again must keep the record longer")
         _expect(

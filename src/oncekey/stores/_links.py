@@ -110,7 +110,7 @@ def sync_link(
         if hasattr(on, "exec_driver_sql") or hasattr(on, "begin_nested"):
             return AlchemyLink(on, close)
         if callable(on):  # a sessionmaker
-            session = on()
+            session: Any = on()
             if timeout is not None and hasattr(session.get_bind(), "pool"):
                 # The session takes its connection itself: see to it that there is one.
                 engine_connection(session.get_bind(), Deadline(timeout)).close()

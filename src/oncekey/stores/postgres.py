@@ -126,6 +126,7 @@ class PgStore(Face, Transactions, Store, Sweepable, Forking):
         if self._home is None:
             deadline = deadline or Deadline(self.timeout)
             self._store_id, self._home = self._drive("other", check(self.tenant), deadline)
+        assert self._home is not None  # noqa: S101 - for the type checker
         return self._home
 
     def _fetch(self, name: str, args: list[Any]) -> list[Any]:
