@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sqlite3
 import threading
@@ -12,11 +13,12 @@ import pytest
 from tests.functions.conftest import MakeStore
 from tests.http.doors import Calls, Door, WsgiDoor
 
-from oncekey import MemoryStore, PolicyError, SQLiteStore
+from oncekey import MemoryBackend, MemoryStore, PolicyError, SQLiteStore
 from oncekey._core.drive import arun, run
 from oncekey._core.secret import StoreSecret
 from oncekey.encryption import Keyring, encrypted
 from oncekey.http import Settings
+from oncekey.testing import ManualClock
 
 BEARER = [("Authorization", "Bearer of-ann")]
 PLAIN = hashlib.sha256(b"Bearer of-ann").hexdigest()
@@ -124,3 +126,23 @@ def test_processes_agree_after_a_store_was_emptied() -> None:
     assert (run(one.get(), store), new == old) == (old, False)  # its time is not up
     one._until = 0.0
     assert run(one.get(), store) == new
+
+
+async def test_a_cancelled_request_does_not_keep_the_secret_from_others() -> None:
+    """Who is cancelled while it makes the secret leaves it to the next, who need not wait."""
+    store = MemoryBackend(clock=ManualClock())  # a lease would never end
+    complete, begun = store.complete, asyncio.Event()
+
+    async def hangs(*args: Any) -> bool:
+        begun.set()
+        await asyncio.Event().wait()
+        return False
+
+    store.complete = hangs  # type: ignore[method-assign]
+    making = asyncio.create_task(arun(StoreSecret().get(), store))
+    await begun.wait()
+    making.cancel()
+    await asyncio.wait([making])
+    store.complete = complete  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        assert len(await arun(StoreSecret().get(), store)) == 32

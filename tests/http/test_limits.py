@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
 import pytest
 from tests.http.conftest import Make
-from tests.http.doors import JSON, Calls, Door, WsgiDoor
+from tests.http.doors import JSON, Calls, Door, Reply, WsgiDoor
 
-from oncekey import PolicyError, SQLiteStore
+from oncekey import MemoryStore, PolicyError, SQLiteStore
+from oncekey._core import secret
 from oncekey.http import Settings
 
 ANN = [("Authorization", "Bearer of-ann")]
@@ -83,3 +85,30 @@ def test_a_budget_of_nothing_stores_no_body(make: Make, option: str) -> None:
     door.post()
     again = door.post()
     assert (again.replayed, again.problem) == (True, "body-unavailable")
+
+
+def test_other_hosts_are_no_other_limits(make: Make) -> None:
+    """With ``per_host``, who makes up hosts gets no more new keys than at one of them."""
+    door = make(Calls(), per_host=True, max_new_keys=(2, 60), anonymous="refuse")
+    replies = [
+        door.post(f"k-{number}", headers=[("Authorization", "a"), ("Host", f"h{number}.example")])
+        for number in range(3)
+    ]
+    assert [reply.status for reply in replies] == [201, 201, 429]
+
+
+def test_a_guard_that_would_stall_a_loop_does_not_blame_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sync guard called in an event loop that has to wait: a 503, and a log line."""
+    store = MemoryStore()
+    door = Door(WsgiDoor(Calls(), store, anonymous="refuse"))
+    # As if another process was making the store's secret just now.
+    store.claim(secret._KEY, b"o" * 16, b"secret", secret._TERMS)
+
+    async def call() -> Reply:
+        return door.post(headers=[("Authorization", "a")])
+
+    refused = asyncio.run(call())
+    assert (refused.status, refused.problem) == (503, "store-unavailable")
+    assert "stall the event loop" in caplog.text

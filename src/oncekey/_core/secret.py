@@ -56,7 +56,13 @@ def _found_or_made() -> Flow[bytes]:
             return answer[1:]
         if reply.verdict is Verdict.WON:
             fresh = os.urandom(_BYTES)
-            done: bool = yield Op("complete", (_KEY, owner, reply.fence, b"k" + fresh, _TERMS))
+            try:
+                done: bool = yield Op("complete", (_KEY, owner, reply.fence, b"k" + fresh, _TERMS))
+            except GeneratorExit:
+                raise
+            except BaseException:  # its request was cancelled: all others wait for this
+                yield Op("release", (_KEY, owner, reply.fence))
+                raise
             if done:
                 return fresh
             owner = new_owner()

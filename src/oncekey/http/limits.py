@@ -39,7 +39,7 @@ class Limits:
         Raises:
             Refusal: It is one too many.
         """
-        wait = None if self._keys is None else self._keys.retry_after(job.key.scope.label)
+        wait = None if self._keys is None else self._keys.retry_after(_payer(job))
         if wait is None:
             return
         known = yield Op("read", (job.key,))
@@ -54,11 +54,11 @@ class Limits:
     def count(self, job: Job, claim: Claim) -> None:
         """Take note of a key that was won, if it is a new one."""
         if self._keys is not None and claim.attempts == 1:
-            self._keys.count(job.key.scope.label)
+            self._keys.count(_payer(job))
 
     def fits(self, job: Job, size: int) -> bool:
         """Whether a body of this size may be stored; it is then counted."""
-        counted = ((self._bytes, job.key.scope.label), (self._total, ""))
+        counted = ((self._bytes, _payer(job)), (self._total, ""))
         budgets = [(budget, who) for budget, who in counted if budget is not None]
         if self._none or any(budget.retry_after(who) is not None for budget, who in budgets):
             now = time.monotonic()
@@ -73,6 +73,11 @@ class Limits:
         for budget, who in budgets:
             budget.count(who, size)
         return True
+
+
+def _payer(job: Job) -> str:
+    """Whose it is, at whatever host: a caller may name any number of those."""
+    return ":".join(job.key.scope.parts[1:3])
 
 
 def _budget(most: int | None, seconds: int) -> InsertLimiter | None:

@@ -16,6 +16,7 @@ from oncekey._core.call import Job, refusal
 from oncekey._core.flows import Plan
 from oncekey.errors import (
     AnswerOmittedError,
+    BackendMismatchError,
     ClaimLostError,
     IdempotencyConflictError,
     IdempotencyInFlightError,
@@ -272,6 +273,13 @@ class Rules:
                 "in-flight",
                 "Another server has taken this request over. Send it again to get its answer.",
                 retry_after=settings.retry_after,
+            )
+        if isinstance(error, BackendMismatchError):  # the owner's affair, which a client can't mend
+            logger.error("a keyed request could not be checked, it was refused: %s", error)
+            return Refusal(
+                "store-unavailable",
+                "Nothing was done. Send the same request again later.",
+                retry_after=UNAVAILABLE_RETRY,
             )
         if isinstance(error, StoreError):
             logger.warning("a keyed request could not be checked, it was refused: %s", error)
