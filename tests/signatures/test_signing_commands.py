@@ -92,6 +92,7 @@ def test_what_sign_prints_is_verified(body: str, capfdbinary: Any) -> None:
         (("stripe", "--secret-env", "NOT_SET", "FILE"), "--secret-env takes the name"),
         (("stripe", "--secret-env", SECRET, "FILE"), "--secret-env takes the name"),
         (("stripe", "--option", f"secret={SECRET}", "FILE"), "--secret-env NAME"),
+        (("stripe", "--option", f"previous={SECRET}", "FILE"), "--secret-env NAME"),
         (("stripe", "--option", f"signing_key={SECRET}", "FILE"), "--signing-key-env NAME"),
         (("stripe", "--option", SECRET, "FILE"), "NAME=VALUE"),
         (("stripe", "--secret-env", "HOOK_SECRET", "/no/such/file"), "can't be read"),

@@ -17,7 +17,11 @@ from oncekey.errors import PolicyError
 if TYPE_CHECKING:
     from oncekey.signatures import Provider, SignedRequest
 
-_SECRET_OPTIONS = {"secret": "--secret-env", "signing_key": "--signing-key-env"}
+_SECRET_OPTIONS = {
+    "secret": "--secret-env",
+    "previous": "--secret-env",  # the one to sign with is enough
+    "signing_key": "--signing-key-env",
+}
 
 __all__ = ["add_signing_options", "add_to", "bodies", "make_provider", "sign_body"]
 

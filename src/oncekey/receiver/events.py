@@ -30,7 +30,7 @@ class WebhookEvent:
 
     id: str
     type: str
-    payload: Any
+    payload: Any = field(repr=False)
     sender: VerifiedWebhookSender
     body: bytes = field(repr=False)
     headers: Headers = field(repr=False)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from oncekey._core.call import Result, acall, call
+from oncekey._core.call import Result, acall, call, is_async
 from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
@@ -94,6 +94,11 @@ class _Receiver:
 
     def _check_handler(self, handler: Handler) -> None:
         """Raise if ``handler`` can't be called by this receiver."""
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise PolicyError(
+                f"{getattr(handler, '__name__', handler)} yields: a call runs none of it. Write "
+                "a handler that returns"
+            )
 
 
 class WebhookReceiver(_Receiver):
@@ -131,7 +136,8 @@ class WebhookReceiver(_Receiver):
             check_transactional(self._store)
 
     def _check_handler(self, handler: Handler) -> None:
-        if inspect.iscoroutinefunction(handler):
+        super()._check_handler(handler)
+        if is_async(handler):
             raise BackendMismatchError(
                 f"{getattr(handler, '__name__', handler)} is async: use AsyncWebhookReceiver"
             )
@@ -312,8 +318,7 @@ class AsyncWebhookReceiver(_Receiver):
             async def in_transaction(tx: Any) -> None:
                 arguments = (tx,) if self._given_tx[id(work.handler)] else ()
                 value = intake.call(work, late, arguments)
-                if inspect.isawaitable(value):
-                    await value
+                _none(await value if inspect.isawaitable(value) else value)
 
             return await acall_in_transaction(
                 self._store,
@@ -326,8 +331,7 @@ class AsyncWebhookReceiver(_Receiver):
         async def handler() -> Any:
             try:
                 value = intake.call(work, late, ())
-                if inspect.isawaitable(value):
-                    await value
+                _none(await value if inspect.isawaitable(value) else value)
             except PermanentError as error:
                 return intake.bury(work, error)
 
@@ -347,7 +351,18 @@ def _takes_tx(handler: Handler) -> bool:
 
 
 def _none(value: Any) -> None:
-    """What a handler returns is not kept: a sender gets the provider's own answer."""
+    """What a handler returns is not kept: a sender gets the provider's own answer.
+
+    Raises:
+        PolicyError: It returned its work instead of doing it.
+    """
+    waits = inspect.isawaitable(value)
+    if not waits and not inspect.isgenerator(value) and not inspect.isasyncgen(value):
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # it never begins, and says so here
+    what = "returned something to await: use AsyncWebhookReceiver" if waits else "yields"
+    raise PolicyError(f"a webhook handler {what}; nothing of it has run")
 
 
 def greeting(intake: Intake, body: bytes) -> WebhookResponse | None:

@@ -162,6 +162,7 @@ class Provider(ABC):
         self.event_id = facts.event_id if event_id == _AS_DOCUMENTED else event_id
         self.event_type = facts.event_type if event_type == _AS_DOCUMENTED else event_type
         self.batch = facts.batch if batch == _AS_DOCUMENTED else batch
+        value_at(None, self.batch or "$")  # no path: said now, not by the first delivery
         self.retry_status, self.retry_after_most = facts.retry_status, facts.retry_after_most
         self._signed_id = facts.signed_id if event_id == _AS_DOCUMENTED else {}
         answer = dict(facts.ack)

@@ -75,8 +75,8 @@ class TwilioProvider(Provider):
         if not matching:
             raise Rejection(
                 "signature_mismatch",
-                "check the auth token, and that the URL is the one that Twilio called: behind a "
-                "proxy, pass public_url=",
+                "check the auth token, and that the URL is the one that Twilio called, which is "
+                "another one behind some proxies",
             )
         return Proof(encode(given, "base64"), matching)
 

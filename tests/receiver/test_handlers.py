@@ -1,0 +1,132 @@
+"""What a handler is, and what is never taken for one that has run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncekey.signatures
+from oncekey import MemoryBackend, MemoryStore, PolicyError
+from oncekey.cli import main
+from oncekey.errors import BackendMismatchError
+from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookReceiver
+from oncekey.signatures import provider
+from oncekey.signatures.verdict import CODES
+from oncekey.testing import sample
+
+
+async def waits(event: WebhookEvent) -> None:
+    pytest.fail("nobody awaits it")
+
+
+def yields(event: WebhookEvent) -> Iterator[None]:
+    pytest.fail("nobody goes through it")
+    yield
+
+
+async def yields_in_a_loop(event: WebhookEvent) -> AsyncIterator[None]:
+    pytest.fail("nobody goes through it")
+    yield
+
+
+class Waits:
+    async def __call__(self, event: WebhookEvent) -> None:
+        pytest.fail("nobody awaits it")
+
+
+def test_a_handler_that_would_not_run_is_refused_when_it_is_given() -> None:
+    """A function that yields for both receivers, an async one for the sync receiver."""
+    delivery = sample("stripe")
+    sync = WebhookReceiver(delivery.provider, MemoryStore())
+    loop = AsyncWebhookReceiver(delivery.provider, MemoryBackend())
+    for receiver in (sync, loop):
+        for handler in (yields, yields_in_a_loop):
+            with pytest.raises(PolicyError, match="yields"):
+                receiver.on()(handler)
+    for handler in (waits, Waits()):
+        with pytest.raises(BackendMismatchError, match="use AsyncWebhookReceiver"):
+            sync.on()(handler)
+
+
+@pytest.mark.parametrize("work", [waits, yields, yields_in_a_loop], ids=lambda one: one.__name__)
+def test_work_that_a_handler_only_returns_is_not_taken_for_done(
+    work: Callable[[WebhookEvent], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lambda that gives a coroutine back: the sender retries, the log says why."""
+    delivery = sample("stripe")
+    receiver = WebhookReceiver(delivery.provider, MemoryStore())
+    receiver.on()(lambda event: work(event))
+    answers = [receiver.receive(*delivery) for _ in range(2)]
+    assert [(one.status, one.outcome) for one in answers] == [(500, "failed")] * 2
+    assert "nothing of it has run" in caplog.text
+
+
+async def test_work_that_is_only_returned_in_a_loop_is_not_taken_for_done() -> None:
+    """The async receiver awaits what can be awaited, and refuses what yields."""
+    delivery = sample("stripe")
+    for work in (yields, yields_in_a_loop):
+        receiver = AsyncWebhookReceiver(delivery.provider, MemoryBackend())
+        receiver.on()(lambda event, work=work: work(event))
+        assert (await receiver.receive(*delivery)).outcome == "failed"
+
+
+def test_an_event_does_not_show_its_payload() -> None:
+    """Neither does what it is part of: both end up in logs."""
+    delivery, seen = sample("github"), list[WebhookEvent]()
+    receiver = WebhookReceiver(delivery.provider, MemoryStore())
+    receiver.on()(seen.append)
+    receiver.receive(*delivery)
+    (event,) = seen
+    assert isinstance(event.payload, dict)
+    assert event.id in repr(event)
+    assert "payload" not in repr(event)
+    assert str(event.payload) not in repr(event)
+
+
+@pytest.mark.parametrize("path", ["data[", "a..b"])
+def test_a_batch_that_is_no_path_is_refused_when_the_provider_is_made(path: str) -> None:
+    """Not by an error at the first delivery."""
+    with pytest.raises(PolicyError, match="not a path"):
+        provider("stripe", secret="whsec_test", batch=path)
+
+
+def texts() -> Iterator[str]:
+    """All that is written in the source as a reason for a sender."""
+    yield from CODES.values()
+    for path in Path(inspect.getfile(oncekey.signatures)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Rejection"):
+                for text in ast.walk(node):
+                    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                        yield text.value
+
+
+def test_no_reason_for_a_sender_speaks_of_python() -> None:
+    """The sender can set no option here: what its owner can do is for the log."""
+    found = set(texts())
+    assert len(found) > 60
+    python = re.compile(
+        r"\bpass |\b[a-z]+(_[a-z]+)*=(?!$)(?![A-Z{])\S|@receiver|oncekey|\(\)|None\b"
+    )
+    assert [text for text in found if python.search(text)] == []
+
+
+def test_every_provider_is_printed_with_all_that_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The list has each by its name, and each page its source, its date and its days."""
+    assert main(["providers"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    known = oncekey.signatures.providers()
+    assert {row.split()[0] for row in rows[1:-1]} == set(known)
+    for name, facts in known.items():
+        assert main(["providers", name]) == 0
+        page = capsys.readouterr().out
+        assert all(text in page for text in (facts.title, facts.source, str(facts.retention)))
+        assert all(text in page for text in (facts.notes, facts.retries, facts.redelivery))
