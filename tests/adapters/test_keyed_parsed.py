@@ -268,3 +268,25 @@ def test_fastapi_calls_of_its_own_app_leave_the_key_alone(inner: str | None) -> 
     replies = asyncio.run(post(app, None, None, None))
     assert [reply.json() for reply in replies] == [{"caller": "ann", "number": 1}] * 3
     assert [reply.headers.get("idempotent-replayed") for reply in replies] == [None, "true", "true"]
+
+
+def test_starlette_users_of_several_classes_are_several_callers() -> None:
+    """A person and a machine of one identity, and ``1`` and ``"1"``, are told apart."""
+    from starlette.authentication import BaseUser, SimpleUser, UnauthenticatedUser
+
+    from oncekey.adapters.starlette import by_user
+
+    class Machine(BaseUser):
+        is_authenticated = True
+
+        def __init__(self, identity: Any) -> None:
+            self.who = identity
+
+        @property
+        def identity(self) -> Any:
+            return self.who
+
+    users = [SimpleUser("1"), Machine("1"), Machine(1)]
+    assert len({by_user({"user": user}) for user in users}) == 3
+    assert by_user({"user": UnauthenticatedUser()}) is None
+    assert by_user({"user": Machine("")}) == ""  # which the guard refuses, with an error in the log

@@ -57,13 +57,13 @@ from oncekey.adapters._webhooks import (
 from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_body, wsgi_body
+from oncekey.http.callers import of_kind
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
 from oncekey.http.fingerprint import form_digest
 from oncekey.http.problems import ENDED_EARLY, Refusal
 from oncekey.http.routes import AsyncRoutes, Routes, Seen, already_read, endless, fields_of
 from oncekey.http.rules import settings_of
 from oncekey.http.settings import Settings
-from oncekey.models import identity_text
 from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
 
@@ -290,14 +290,14 @@ def by_user(request: Any) -> Any:
     return sync_to_async(_named)(request)
 
 
-def _named(request: Any) -> str | None:
+def _named(request: Any) -> Any:
     user = request.user
     if user is None or not user.is_authenticated or user.pk is None:
         return None
     # Authentication may give users of several models, whose primary keys mean nothing together.
     meta = getattr(user, "_meta", None)
     kind = user.__class__.__qualname__ if meta is None else meta.concrete_model._meta.label
-    return f"{kind}/{identity_text(user.pk, 'the primary key of request.user')}"
+    return of_kind(kind, user.pk)
 
 
 def _instance(view: Any) -> View | None:

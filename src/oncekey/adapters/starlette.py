@@ -44,6 +44,7 @@ from oncekey.adapters.asgi import WebhookApp, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.http.callers import of_kind
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -217,7 +218,7 @@ def as_answer(answer: Answer) -> Response:
 def by_user(scope: Any) -> Any:
     """A scope: the caller is the user that ``AuthenticationMiddleware`` found.
 
-    Takes the user's ``identity``, which must be its own: two users of one name are two.
+    Takes the user's class and ``identity``, which must be its own: two users of one name are two.
 
     Raises:
         PolicyError: No authentication ran outside of this, or its users have no ``identity``.
@@ -230,12 +231,13 @@ def by_user(scope: Any) -> Any:
     user = scope["user"]
     if not user.is_authenticated:
         return None
-    if isinstance(user, SimpleUser):
-        return user.username
+    kind = type(user).__qualname__
     try:
-        return user.identity
+        found = user.username if isinstance(user, SimpleUser) else user.identity
     except (AttributeError, NotImplementedError):
-        raise PolicyError(f"by_user: give {type(user).__name__} an identity") from None
+        raise PolicyError(f"by_user: give {kind} an identity") from None
+    # Several ways to authenticate may give users of several classes, with one identity.
+    return of_kind(kind, found)
 
 
 def by_state(name: str) -> Callable[[Any], Any]:

@@ -18,7 +18,7 @@ from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
 from oncekey.models import identity_text
 
-__all__ = ["Callers", "by_client_certificate", "by_header", "header_of"]
+__all__ = ["Callers", "by_client_certificate", "by_header", "header_of", "of_kind"]
 
 _SCHEMES = frozenset({b"basic", b"bearer", b"digest", b"dpop", b"negotiate", b"ntlm", b"token"})
 
@@ -76,6 +76,14 @@ def _identity(named: Any) -> str:
         raise Refusal(
             "scope-invalid", "Nothing was done. The server's log says what is wrong."
         ) from None
+
+
+def of_kind(kind: str, identity: Any) -> Any:
+    """An identity among those of its kind. What can't be one is left for the guard to refuse."""
+    try:
+        return f"{kind}/{identity_text(identity, 'identity')}"
+    except InvalidKeyError:
+        return identity
 
 
 def header_of(source: Any, name: str) -> str:
