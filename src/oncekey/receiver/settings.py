@@ -125,9 +125,10 @@ class Settings:
         lasts = max(milliseconds(seconds, "retention", least=1), DAY * 1000)
         if lasts < provider_retention * 1000:
             warnings.warn(
-                f"retention={self.retention!r} keeps events for {lasts / 1000 / DAY:g} days, and "
-                f"{title} may send one again for {provider_retention / DAY:g} days: a copy that "
-                f"comes later is handled again. Leave retention= out, or pass {provider_retention}",
+                f"retention={self.retention!r} keeps events for {lasts / 1000 / DAY:g} days. As "
+                f"long as {title} may send one again, and a day more for what is late, is "
+                f"{provider_retention / DAY:g} days: a copy that comes later is handled again. "
+                f"Leave retention= out, or pass {provider_retention}",
                 RetentionWarning,
                 stacklevel=5,  # where the receiver is made
             )
