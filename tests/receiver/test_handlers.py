@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_an_event_does_not_show_its_payload() -> None:
     assert event.id in repr(event)
     assert "payload" not in repr(event)
     assert str(event.payload) not in repr(event)
+
+
+def test_a_verdict_without_what_was_signed_is_no_fault_of_the_sender(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A provider of one's own that forgot it: the sender retries, the log says why."""
+    delivery = sample("github")
+    maker: Any = delivery.provider
+    verify = maker.verify
+    maker.verify = lambda *given, now=None: replace(verify(*given, now=now), signed_message=b"")
+    receiver = WebhookReceiver(maker, MemoryStore())
+    receiver.on()(lambda event: pytest.fail("it is guarded by nothing"))
+    answer = receiver.receive(*delivery)
+    assert (answer.status, answer.outcome) == (500, "failed")
+    assert "without the message that was signed" in caplog.text
+    assert b"provider" not in answer.body
 
 
 @pytest.mark.parametrize("path", ["data[", "a..b"])

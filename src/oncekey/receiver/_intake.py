@@ -489,6 +489,9 @@ def _rejected(
 
 def malformed(error: OncekeyError) -> WebhookResponse:
     """The answer to a genuine delivery that can't be handled: without a key, say."""
+    if type(error) is OncekeyError:  # the fault of a provider's code: no sender can mend it
+        logger.error("a verified webhook can't be handled: %s", error)
+        return _rejected(500, "failed", _TOLD["failed"], outcome="failed")
     code = "id_missing"
     if isinstance(error, CanonicalJSONError):  # no form of it that two copies could be compared by
         code = "body_malformed"
