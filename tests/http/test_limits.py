@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.http.doors import JSON, Calls, Door, Reply, WsgiDoor
 from oncekey import MemoryStore, PolicyError, SQLiteStore
 from oncekey._core import secret
 from oncekey.http import Settings
+from oncekey.testing import ManualClock
 
 ANN = [("Authorization", "Bearer of-ann")]
 BOB = [("Authorization", "Bearer of-bob")]
@@ -112,3 +114,23 @@ def test_a_guard_that_would_stall_a_loop_does_not_blame_the_client(
     refused = asyncio.run(call())
     assert (refused.status, refused.problem) == (503, "store-unavailable")
     assert "stall the event loop" in caplog.text
+
+
+def test_keys_without_an_answer_are_forgotten_soon(tmp_path: Path) -> None:
+    """Refused requests of made-up callers leave records that go in minutes; answers stay."""
+    clock = ManualClock()
+    store = SQLiteStore(tmp_path / "keys.db", clock=clock)
+    status = 401
+    door = Door(WsgiDoor(lambda _: (status, [JSON], b"{}"), store))
+    for number in range(50):
+        made_up = [("Authorization", f"Bearer {number}")]
+        assert door.post(f"k-{number}", headers=made_up).status == 401
+    status = 201
+    assert door.post("kept", headers=ANN).status == 201
+    clock.advance(700)
+    while store.sweep():
+        pass
+    with sqlite3.connect(tmp_path / "keys.db") as found:
+        [count] = found.execute("SELECT count(*) FROM oncekey_records").fetchone()
+    assert count == 2  # the answer, and the secret of the store
+    assert door.post("kept", headers=ANN).replayed

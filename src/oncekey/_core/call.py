@@ -290,7 +290,7 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
         # not decided by the first look is the flow's, which asks again as the same owner.
         plan = job.plan
         now = plan.monotonic()
-        reply = await store.claim(job.key, owner, job.fingerprint, plan.terms)
+        reply = await store.claim(job.key, owner, job.fingerprint, plan.claiming or plan.terms)
         if reply.verdict is Verdict.REPLAY:
             return reply
         if reply.verdict is Verdict.WON:

@@ -59,7 +59,12 @@ def new_owner() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A policy made ready for the engine: seconds as floats, terms for the store."""
+    """A policy made ready for the engine: seconds as floats, terms for the store.
+
+    Attributes:
+        claiming: Terms for the claim alone, where a record that gets no outcome is to be forgotten
+            earlier than one that does.
+    """
 
     terms: Terms
     wait: float
@@ -68,6 +73,7 @@ class Plan:
     retry_safe: bool
     max_waiters: int | None = None
     monotonic: Callable[[], float] = time.monotonic
+    claiming: Terms | None = None
 
     @classmethod
     def of(cls, policy: Policy) -> Plan:
@@ -290,7 +296,7 @@ def acquire(
     if held_here(key, store):
         return _OWN
     monotonic = plan.monotonic
-    terms = plan.terms
+    terms = plan.claiming or plan.terms
     begun = sent = monotonic()
     look = FIRST_LOOK
     waited = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, Final
 
 from oncekey._core.call import Job, refusal
@@ -45,6 +46,9 @@ REPLAYED: Final = (b"idempotent-replayed", b"true")
 EXPOSED: Final = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
 MAX_SCOPES: Final = 10_000
 MAX_HOST: Final = 262  # characters of a name and its port
+# How long a key is remembered that has no answer: the application refused the request, or died.
+# Whoever is not logged in can leave as many of them behind as it sends requests.
+UNSETTLED_MS: Final = 600_000
 UNAVAILABLE_RETRY: Final = 5  # seconds
 
 
@@ -71,7 +75,9 @@ class Rules:
         self.header_name = settings.header.lower().encode()
         self.methods = frozenset(method.upper() for method in settings.methods)
         self.local = LocalAnswers(settings) if settings.cache_entries else None
-        self._plan = Plan.of(settings.policy())
+        plan = Plan.of(settings.policy())
+        unsettled = replace(plan.terms, ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
+        self._plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
         self.callers = Callers(settings)
         self.limits = Limits(settings)
