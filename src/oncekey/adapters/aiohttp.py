@@ -42,7 +42,7 @@ from oncekey.adapters._webhooks import (
 from oncekey.http.answer import Answer
 from oncekey.http.facts import facts_of
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.problems import Refusal, unread
 from oncekey.http.routes import AsyncRoutes, Seen, already_read, fields_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
@@ -222,11 +222,12 @@ async def _guarded(
         if parsed:
             facts, body = facts._replace(content_type=""), _parsed_form(request)
         else:
-            body = await read_chunks(_chunks(request), most, facts.length)
+            seconds = routes.rules.body_seconds
+            body = await read_chunks(_chunks(request), most, facts.length, seconds)
     except Refusal as no:
         return _answered(routes.refused(no))
-    except (OSError, web.RequestPayloadError):
-        return _answered(routes.refused(ENDED_EARLY))
+    except (OSError, web.RequestPayloadError, ClientGoneError) as error:
+        return _answered(routes.refused(unread(error)))
     if not parsed:
         _put_back(request, body)
     request[_GUARDED] = True

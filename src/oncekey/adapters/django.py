@@ -60,7 +60,7 @@ from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_
 from oncekey.http.callers import of_kind
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.problems import Refusal, unread
 from oncekey.http.routes import AsyncRoutes, Routes, Seen, already_read, endless, fields_of
 from oncekey.http.rules import settings_of
 from oncekey.http.settings import Settings
@@ -430,9 +430,10 @@ def _keyed(routes: Routes | AsyncRoutes, request: Any) -> Found | Answer | None:
         if parsed:
             facts, body = facts._replace(content_type="", encoding=""), _parsed_form(request)
         else:
-            body = _raw_body(request, routes.rules.settings.max_body_bytes)
-    except ClientGoneError:
-        return routes.refused(ENDED_EARLY)
+            rules = routes.rules
+            body = _raw_body(request, rules.settings.max_body_bytes, rules.body_seconds)
+    except ClientGoneError as error:
+        return routes.refused(unread(error))
     except Refusal as no:
         return routes.refused(no)
     setattr(request, _MARK, True)

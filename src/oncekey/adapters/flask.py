@@ -43,7 +43,7 @@ from oncekey.http.answer import Answer, Fields
 from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.problems import Refusal, unread
 from oncekey.http.routes import Routes, Seen, already_read, endless, fields_of
 from oncekey.http.settings import Settings
 from oncekey.http.wsgi import MARK
@@ -359,9 +359,10 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
         key = None if MARK in environ else routes.key(facts)
         if key is None:
             return view()
-        facts, body = _comparable(facts, routes.rules.settings.max_body_bytes)
-    except ClientGoneError:
-        return _answered(routes.refused(ENDED_EARLY))
+        rules = routes.rules
+        facts, body = _comparable(facts, rules.settings.max_body_bytes, rules.body_seconds)
+    except ClientGoneError as error:
+        return _answered(routes.refused(unread(error)))
     except Refusal as no:
         return _answered(routes.refused(no))
     environ[MARK] = True
@@ -380,10 +381,10 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
     return _answered(given) if isinstance(given, Answer) else given
 
 
-def _comparable(facts: Facts, most: int) -> tuple[Facts, bytes]:
+def _comparable(facts: Facts, most: int, seconds: float | None) -> tuple[Facts, bytes]:
     """The body, or what stands for one that other code has parsed, such as a check of tokens."""
     if "stream" not in vars(request):  # nobody has asked for it yet
-        return facts, _read_body(request, most)
+        return facts, _read_body(request, most, seconds)
     body = request.get_data()
     if not body and "form" in vars(request):
         files = [(name, one.filename, one.stream) for name, one in request.files.items(multi=True)]

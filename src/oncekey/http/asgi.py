@@ -19,10 +19,10 @@ from oncekey._core.flows import Claim
 from oncekey.abc import AsyncStore
 from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
 from oncekey.http.answer import Answer
-from oncekey.http.body import ClientGoneError, asgi_body
+from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
 from oncekey.http.entry import aenter, aidentify
 from oncekey.http.facts import Facts, asgi_facts
-from oncekey.http.problems import Refusal
+from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.policy import milliseconds
@@ -132,12 +132,16 @@ class IdempotencyMiddleware:
             if key is not None:
                 # Who is nobody is refused before a body is read, unless that is known later.
                 caller = None if self.inside else await aidentify(rules, self.store, facts)
-                body = await asgi_body(receive, rules.settings.max_body_bytes, facts.length)
+                most = rules.settings.max_body_bytes
+                body = await asgi_body(receive, most, facts.length, rules.body_seconds)
                 exchange = _Exchange(self, key, facts, receive, send, body)
                 if caller is not None:
                     instead = await exchange.open(caller)
         except Refusal as no:
             await _send(send, rules.refusal(no))
+            return
+        except SlowBodyError as slow:
+            await _send(send, rules.refusal(unread(slow)))
             return
         except ClientGoneError:
             return  # before its request was complete: nothing was begun

@@ -10,8 +10,9 @@ import json
 from typing import Any, Final, Literal
 
 from oncekey.http.answer import Answer
+from oncekey.http.body import SlowBodyError
 
-__all__ = ["ENDED_EARLY", "PROBLEMS", "Profile", "Refusal", "problem"]
+__all__ = ["PROBLEMS", "Profile", "Refusal", "problem", "unread"]
 
 Profile = Literal["ietf", "stripe"]
 
@@ -23,6 +24,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "in-flight": (409, "A request with this idempotency key is being handled"),
     "body-too-large": (413, "The body is too large to be guarded by an idempotency key"),
     "body-malformed": (400, "The body can't be read"),
+    "body-slow": (408, "The body took too long"),
     "caller-unknown": (401, "An idempotency key needs an authenticated caller"),
     "rate-limited": (429, "Too many new idempotency keys"),
     "scope-invalid": (500, "The server can't tell who is calling"),
@@ -63,7 +65,13 @@ class Refusal(Exception):
         self.status = status
 
 
-ENDED_EARLY: Final = Refusal("body-malformed", "The body ended too early.")
+_ENDED_EARLY: Final = Refusal("body-malformed", "The body ended too early.")
+_TOO_SLOW: Final = Refusal("body-slow", "The body was not here in time: send the request again.")
+
+
+def unread(error: Exception) -> Refusal:
+    """Why a body could not be read."""
+    return _TOO_SLOW if isinstance(error, SlowBodyError) else _ENDED_EARLY
 
 
 def problem(refusal: Refusal, profile: Profile, docs_url: str, challenge: str = "") -> Answer:

@@ -79,6 +79,7 @@ class Rules:
         unsettled = replace(plan.terms, ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
         self._plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
+        self.body_seconds = settings.body_seconds
         self.callers = Callers(settings)
         self.limits = Limits(settings)
         self._scopes: dict[tuple[str, ...], Scope] = {}

@@ -114,6 +114,8 @@ class Settings:
             409 at once.
         max_run: How long a live worker may keep its key: a handler that hangs must not keep it for
             ever. ``None``: as long as it runs.
+        body_timeout: How long a body may take to come in before its client gets a 408. ``None``: as
+            long as the server lets it.
         disconnect_grace: How long an ASGI application is not told that its client has hung up, so
             that its answer can be completed for the retry. 0: it is told at once. ``None``: not
             before its answer is complete.
@@ -156,6 +158,7 @@ class Settings:
     wait: Duration = 0
     max_waiters: int = 32
     max_run: Duration | None = 900
+    body_timeout: Duration | None = 30
     disconnect_grace: Duration | None = 10
     retry_after: int = 1
     max_body_bytes: int = 1_048_576
@@ -218,9 +221,18 @@ class Settings:
             raise PolicyError("docs_url and challenge go into headers: no line ends, no < or >")
         check_text(self.namespace, "namespace")
         milliseconds(self.cache_seconds, "cache_seconds")
+        if self.body_timeout is not None:
+            milliseconds(self.body_timeout, "body_timeout", least=1)
         if self.disconnect_grace is not None:
             milliseconds(self.disconnect_grace, "disconnect_grace")
         self.policy()
+
+    @property
+    def body_seconds(self) -> float | None:
+        """``body_timeout`` in seconds."""
+        if self.body_timeout is None:
+            return None
+        return milliseconds(self.body_timeout, "body_timeout") / 1000
 
     def policy(self) -> Policy:
         """What the engine is told."""

@@ -21,7 +21,7 @@ from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.entry import enter, identify
 from oncekey.http.facts import Facts, wsgi_facts
-from oncekey.http.problems import ENDED_EARLY, Refusal
+from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.stores.urls import connect
@@ -85,8 +85,8 @@ class IdempotencyMiddleware:
             entered = None if key is None else self._enter(key, facts, start_response)
         except Refusal as no:
             return _give(start_response, rules.refusal(no))
-        except ClientGoneError:
-            return _give(start_response, rules.refusal(ENDED_EARLY))
+        except ClientGoneError as error:
+            return _give(start_response, rules.refusal(unread(error)))
         # Not in the block above: what the application raises is its own affair.
         if entered is None:
             return self.app(environ, start_response)
@@ -99,7 +99,7 @@ class IdempotencyMiddleware:
     ) -> Answer | tuple[_Exchange, bytes]:
         rules = self.rules
         caller = identify(rules, self.store, facts)
-        body = wsgi_body(facts.source, rules.settings.max_body_bytes)
+        body = wsgi_body(facts.source, rules.settings.max_body_bytes, rules.body_seconds)
         job = rules.job(key, caller, facts, body)
         opened = enter(rules, self.store, job, facts)
         if isinstance(opened, Answer):
