@@ -241,3 +241,18 @@ def test_a_new_function_costs_no_search(once: Once, monkeypatch: pytest.MonkeyPa
     with warnings.catch_warnings():
         once(key="order")(charge)
     assert searched
+
+
+def test_a_function_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To guard one function again and again does not go over all of memory each time."""
+
+    def work(order: str) -> str:
+        return order
+
+    looked: list[object] = []
+    real = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *what: looked.append(what) or real(*what))
+    once = Once("memory://", scope="orders")
+    guarded = [once(key="order", name=f"work-{number}")(work) for number in range(20)]
+    assert guarded[19]("o-1") == "o-1"
+    assert len(looked) <= 10  # as many as one look takes

@@ -11,6 +11,7 @@ import gc
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -32,6 +33,11 @@ _CARRIERS: Final = (dict, list, tuple, set, frozenset, types.CellType, types.Met
 _DESCRIPTORS: Final = (staticmethod, classmethod, property, functools.cached_property)
 _STEPS: Final = 5  # from a function over lists and dicts to whoever has them
 _MANY: Final = 200
+
+
+# Code that was looked for and found nowhere: looking goes over everything that the process has, so
+# that a function which is made or guarded again and again must not cost it each time.
+_placed: Final[weakref.WeakSet[types.CodeType]] = weakref.WeakSet()
 
 
 class UnguardedWarning(UserWarning):
@@ -94,7 +100,7 @@ def check_placed(function: Any, known: bool) -> None:
             f"{name} is a task or a handler of a framework already, which would run it unguarded: "
             "put the guard below that decorator, next to the function"
         )
-    if known and isinstance(function, types.FunctionType):
+    if known and isinstance(function, types.FunctionType) and function.__code__ not in _placed:
         _refuse_registered(function, name)
 
 
@@ -118,6 +124,8 @@ def _refuse_registered(function: types.FunctionType, name: str) -> None:
             UnguardedWarning,
             stacklevel=users_level(),
         )
+    else:
+        _placed.add(function.__code__)
 
 
 class _Seen:
