@@ -77,6 +77,17 @@ class _How:
     plan: Plan
 
 
+_NO_CALLER = (
+    "a request came with an idempotency_key but no caller_identity in its context, so it runs "
+    "unguarded. Set context.caller_identity from the verified credentials, or set "
+    "require_principal=True to refuse such requests."
+)
+_NO_KEY = (
+    "a request came with an idempotency_key that is no text or is empty, so it runs unguarded. "
+    "Send text of 1 to 255 characters, or set strict_keys=True to refuse such requests."
+)
+
+
 class IdempotencyStore:
     """Makes handlers of keyed requests run once and replays their answers.
 
@@ -206,7 +217,7 @@ class IdempotencyStore:
             )
         )
         self._limiters = self.rules.limiters(clock)
-        self._missing_principal_warned = False
+        self._warned: set[str] = set()
         store = backend
         if not isinstance(store, Store):
             store = as_async_store(store, "IdempotencyStore")
@@ -418,7 +429,9 @@ class IdempotencyStore:
             if scopes is None:
                 if self.rules.require_principal:
                     raise IdempotencyScopeError(operation)
-                self._warn_missing_principal_once()
+                self._warn_once(_NO_CALLER)
+        elif name is not None:
+            self._warn_once(_NO_KEY)
         if scopes is None or not isinstance(name, str):
             if how.transactional:  # it has no transaction to run in without a key and a caller
                 raise InvalidKeyError(
@@ -476,17 +489,10 @@ class IdempotencyStore:
             error.context = params.get("context")
         for_adcp_package(error)
 
-    def _warn_missing_principal_once(self) -> None:
-        if self._missing_principal_warned:
-            return
-        self._missing_principal_warned = True
-        warnings.warn(
-            "a request came with an idempotency_key but no caller_identity in its context, so it "
-            "runs unguarded. Set context.caller_identity from the verified credentials, or set "
-            "require_principal=True to refuse such requests. This is said once for each store.",
-            UserWarning,
-            stacklevel=4,
-        )
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"{what} This is said once for each store.", UserWarning, stacklevel=4)
 
 
 def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:

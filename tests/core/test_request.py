@@ -336,7 +336,18 @@ async def test_without_a_principal_strict_refuses() -> None:
     assert seller.runs == 0
 
 
-@pytest.mark.parametrize("params", [{}, {"idempotency_key": ""}, {"idempotency_key": 7}])
+@pytest.mark.parametrize("key", ["", 7, b"key-0123456789abcdef"])
+async def test_a_key_that_is_no_text_runs_unguarded_with_one_warning(key: object) -> None:
+    """Classic: what can't be a key guards nothing, and a warning says so once for each store."""
+    seller = Seller(IdempotencyStore(MemoryBackend()))
+    with pytest.warns(UserWarning, match="strict_keys=True") as caught:
+        await seller.create({"idempotency_key": key}, ALICE)
+        await seller.create({"idempotency_key": key}, ALICE)
+    assert len(caught) == 1
+    assert seller.runs == 2
+
+
+@pytest.mark.parametrize("params", [{}, {"idempotency_key": None}])
 async def test_without_a_key_the_handler_runs_unguarded(params: dict[str, Any]) -> None:
     """Classic: requests without a key run each time."""
     seller = Seller(IdempotencyStore(MemoryBackend()))
