@@ -42,7 +42,7 @@ test: $(VENV)/pythons ## Test the built wheel on the oldest Python found, and in
 	    $$(sed -n '1d; $$s/ .*//p' $(VENV)/pythons | sed 's/^/test-light-py/')
 
 test-all: $(VENV)/pythons ## Test the built wheel on the oldest and the newest Python found, in full
-	@$(MAKE) --no-print-directory --keep-going \
+	@ONCEKEY_TEST_LONG=1 $(MAKE) --no-print-directory --keep-going \
 	    $$(sed -n -e '1p' -e '$$p' $(VENV)/pythons | sed 's/ .*//; s/^/test-py/' | sort -u)
 
 test-light-py%: $(VENV)/py%/.wheel

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from tests.core.test_model import Lockstep
+from tests.scale import scaled
 from tests.servers.postgres import Postgres, stopped_clock
 from tests.servers.redis import Server
 
@@ -93,7 +94,7 @@ def test_all_backends_agree_with_the_model(
     run_state_machine_as_test(
         lambda: ServerLockstep(tmp_path),
         settings=settings(
-            max_examples=int(os.environ.get("ONCEKEY_MODEL_RUNS", "15")),
+            max_examples=int(os.environ.get("ONCEKEY_MODEL_RUNS", "0")) or scaled(25),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.scale import scaled
 
 from oncekey import canonical
 from oncekey._jcs.fast import attempt
@@ -25,7 +26,7 @@ from oncekey.errors import CanonicalJSONError
 rfc8785 = pytest.importorskip("rfc8785")
 
 fuzzed = settings(
-    max_examples=600,
+    max_examples=scaled(800),
     deadline=None,
     database=None,
     derandomize=True,

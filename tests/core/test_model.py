@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.scale import scaled
 
 from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
 from oncekey.models import Key, Record, Scope, Terms
@@ -441,11 +442,11 @@ class Lockstep(RuleBasedStateMachine):
 
 
 def test_stores_agree_with_the_model(tmp_path: Path) -> None:
-    """Memory and SQLite, sync and async, do what the protocol says in 200 runs of 50 steps."""
+    """Memory and SQLite, sync and async, do as the protocol says, in runs of 50 steps."""
     run_state_machine_as_test(
         lambda: Lockstep(tmp_path),
         settings=settings(
-            max_examples=120,
+            max_examples=scaled(200),
             stateful_step_count=50,
             deadline=None,
             derandomize=True,

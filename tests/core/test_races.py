@@ -1,4 +1,4 @@
-"""Sixty-four callers on each of a hundred keys: one effect a key, and the same bytes for all."""
+"""Sixty-four callers on each of many keys: one effect a key, and the same bytes for all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scale import scaled
 
 from oncekey import (
     AsyncOnce,
@@ -31,7 +32,7 @@ from oncekey.models import Key, Record, Scope, State, Terms
 from oncekey.testing import ManualClock
 
 CALLERS = 64
-KEYS = [f"key-{number:03}" for number in range(100)]
+KEYS = [f"key-{number:03}" for number in range(scaled(100))]
 BUYER = ToolContext(caller_identity="buyer")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.core.seeded_loop import DeadlockError, SeededLoop, run_seeded, virtual_plans
+from tests.scale import scaled
 
 from oncekey import (
     AsyncOnce,
@@ -374,9 +375,9 @@ def _memory(loop: SeededLoop) -> AsyncStore:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_no_interleaving_breaks_the_memory_backend(first: int) -> None:
-    """Over 2,000 seeds of duplicates, failures, cancellations and waits: one effect, one answer."""
+    """Over all seeds of duplicates, failures, cancellations and waits: one effect, one answer."""
     endings: dict[str, int] = defaultdict(int)
-    for seed in range(first, first + 500):
+    for seed in range(first, first + scaled(500)):
         for ending in _storm(seed, _memory)[0]:
             endings[ending.split(":")[1]] += 1
     # The scenarios are worth something only if they reach every kind of ending.
@@ -391,8 +392,8 @@ def test_no_interleaving_breaks_the_memory_backend(first: int) -> None:
 
 
 def test_no_interleaving_breaks_the_sqlite_backend(tmp_path: Path) -> None:
-    """The same holds on SQLite with commits in the loop, over 200 seeds."""
-    for seed in range(200):
+    """The same holds on SQLite with commits in the loop, over up to 200 seeds."""
+    for seed in range(scaled(200)):
         with_file = tmp_path / f"{seed}.db"
         stores: list[SQLiteBackend] = []
 
@@ -430,8 +431,8 @@ class GetAndPut(IdempotencyBackend):
 
 
 def test_no_interleaving_breaks_a_get_and_put_backend() -> None:
-    """In one process a backend that can't claim is as safe as the others, over 500 seeds."""
-    for seed in range(500):
+    """In one process a backend that can't claim is as safe as the others, over up to 500 seeds."""
+    for seed in range(scaled(500)):
         _storm(seed, lambda loop: LegacyStore(GetAndPut(loop), clock=loop.epoch))
 
 

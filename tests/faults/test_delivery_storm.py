@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scale import scaled
 from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
 from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
@@ -28,7 +29,7 @@ def storm(folder: Path, url: str, deliveries: int, *options: str) -> dict[str, A
     """Let it storm in a process of its own, as it forks; give what it saw."""
     path = folder / "report.json"
     command = [sys.executable, str(SCRIPT), url, *options, "--report", str(path)]
-    numbers = ["--deliveries", str(WHOLE or deliveries), "--seed", str(SEED)]
+    numbers = ["--deliveries", str(WHOLE or max(400, scaled(deliveries))), "--seed", str(SEED)]
     if WHOLE:
         faulthandler.cancel_dump_traceback_later()  # it takes minutes; a storm that hangs says so
     print(f"\n{url.partition(':')[0]} {' '.join(options)}", flush=True)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.scale import scaled
 from tests.transactions.conftest import Witness, close_store, make_store
 from tests.transactions.routes import POOL, ROUTES, Caller, Place, Route, block, done
 
-COPIES, KEYS = 64, 20
+COPIES, KEYS = 64, scaled(20)
 
 # Every library, with a connection of its own and with a shared one. SQLAlchemy's connections and
 # sessionmakers take the same way as its sessions and engines.

@@ -1,0 +1,14 @@
+"""How much the longest tests do: less in ``make test``, all of it in ``make test-all``."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["scaled"]
+
+LONG = bool(os.environ.get("ONCEKEY_TEST_LONG"))
+
+
+def scaled(number: int) -> int:
+    """``number`` in a long run, two fifths of it in a short one."""
+    return number if LONG else max(1, number * 2 // 5)
