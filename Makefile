@@ -12,7 +12,8 @@ CACHE := $(VENV)/cache
 
 # What you may set: make test PYTEST_ARGS="-k storm -x" PYTEST_WORKERS=4
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= auto
+# Two a core: half of what the tests do is waiting for servers and processes.
+PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_ARGS ?=
