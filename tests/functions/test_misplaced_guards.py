@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dramatiq
@@ -23,6 +23,14 @@ from oncekey.adapters.celery import once_task
 from oncekey.adapters.dramatiq import once_actor
 from oncekey.adapters.mcp_tools import once_tool
 from oncekey.guard import UnguardedWarning
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_seen() -> Iterator[None]:
+    """Modules too, which are kept from the garbage collector while tests run."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture
