@@ -33,6 +33,7 @@ HEAVY = (
     "tests/interop/",
     "tests/receiver/test_refusals",
     "tests/signatures/",
+    "tests/stores/test_interrupts",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
     "tests/testing/",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from pathlib import Path
@@ -130,7 +131,8 @@ def test_keys_without_an_answer_are_forgotten_soon(tmp_path: Path) -> None:
     clock.advance(700)
     while store.sweep():
         pass
-    with sqlite3.connect(tmp_path / "keys.db") as found:
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db")) as found:
         [count] = found.execute("SELECT count(*) FROM oncekey_records").fetchone()
     assert count == 2  # the answer, and the secret of the store
     assert door.post("kept", headers=ANN).replayed
+    store.close()

@@ -85,6 +85,28 @@ def made_certificates(folder: Path) -> dict[str, Path]:
             .not_valid_after(now + datetime.timedelta(hours=1))
             .add_extension(x509.SubjectAlternativeName([address]), critical=False)
             .add_extension(x509.BasicConstraints(name == "authority", None), critical=True)
+            # What Python 3.13 wants beside: usage, and whose keys these are.
+            .add_extension(
+                x509.KeyUsage(
+                    digital_signature=True,
+                    content_commitment=False,
+                    key_encipherment=False,
+                    data_encipherment=False,
+                    key_agreement=False,
+                    key_cert_sign=name == "authority",
+                    crl_sign=False,
+                    encipher_only=False,
+                    decipher_only=False,
+                ),
+                critical=True,
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+                critical=False,
+            )
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
             .sign(signer, hashes.SHA256())
         )
         authority = authority or (key, subject)
