@@ -33,7 +33,6 @@ HEAVY = (
     "tests/interop/",
     "tests/receiver/test_refusals",
     "tests/signatures/",
-    "tests/stores/test_interrupts",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
     "tests/testing/",

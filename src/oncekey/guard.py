@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Token
 from types import TracebackType
@@ -361,6 +362,7 @@ class _Guard:
             try:
                 self._beat = Beat(self._store, claim, job.plan)
                 self._beat.__enter__()
+                claim.block = weakref.ref(self)
                 self._token = engine.CURRENT.set(claim)
                 self._open = OpenClaim(claim)
                 return self._open

@@ -93,6 +93,11 @@ def _nowhere() -> None:
     """The store of a claim that has none."""
 
 
+def _somewhere() -> object:
+    """The block of a claim that is for a call."""
+    return True
+
+
 @dataclass(slots=True)
 class Claim:
     """The right to run the work of one key, as its owner holds it.
@@ -124,6 +129,13 @@ class Claim:
     notes: Any = field(default=None, repr=False, compare=False)  # of calls, once they are read
     lock: Any = field(default=None, repr=False, compare=False)  # while one is added
     outer: Claim | None = field(default=None, repr=False, compare=False)  # under which this one is
+    # Gives None once the block that it is for is gone: an interrupt may have kept it from ending.
+    block: Callable[[], object] = field(default=_somewhere, repr=False, compare=False)
+
+    @property
+    def over(self) -> bool:
+        """Whether no code runs under it any more."""
+        return self.settled or self.ended or self.block() is None
 
     def check(self) -> None:
         """Raise if the claim was lost. Call it before a step that can't be undone.
@@ -219,10 +231,10 @@ def outer_claim() -> Claim | None:
     would make it ever longer.
     """
     claim = CURRENT.get(None)
-    while claim is not None and (claim.settled or claim.ended):
+    while claim is not None and claim.over:
         claim = claim.outer
     if claim is not None:
-        while claim.outer is not None and (claim.outer.settled or claim.outer.ended):
+        while claim.outer is not None and claim.outer.over:
             claim.outer = claim.outer.outer
     return claim
 

@@ -217,9 +217,12 @@ class SQLiteStore(_Face, Transactions, Store, Sweepable):
         def take() -> Link:
             if on is not None:
                 return sync_link(on)
-            return SQLiteLink(
-                self._own_connection(), sqlite3.Connection.close, self._database.begin
-            )
+            connection = self._own_connection()
+            try:
+                return SQLiteLink(connection, sqlite3.Connection.close, self._database.begin)
+            except BaseException:  # interrupted
+                connection.close()
+                raise
 
         return SqlHand(take, lambda: SQLiteBook(self._database, self._clock))
 
