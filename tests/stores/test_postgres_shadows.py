@@ -289,7 +289,7 @@ async def test_what_is_announced_says_nothing_to_others(tenants: Any) -> None:
                 await asyncio.sleep(0.01)
             assert await worker.complete(key("k"), own, won.fence, b"j1", TERMS)
             await asyncio.wait_for(waiting, HANG)
-            assert woken == [key("k").digest]
+            assert set(woken) == {key("k").digest}  # by the word, perhaps by its own look too
         said = [note.payload for note in eavesdropper.notifies(timeout=5, stop_after=1)]
     assert len(said) == 1
     assert key("k").digest.hex() not in said[0]
