@@ -16,6 +16,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+WALK_ARGS ?=
 FUZZ_ARGS ?=
 DELIVERIES ?= 100000
 
@@ -29,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check fuzz storm docs bench wheel clean
+.PHONY: help demo test test-all check fuzz storm docs bench walk wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +85,12 @@ docs: $(VENV)/docs/.wheel ## Build the documentation into build/docs; warnings a
 
 bench: $(VENV)/bench/.wheel ## Run the benchmarks
 	@$(VENV)/bench/bin/python benchmarks/run.py $(BENCH_ARGS)
+
+walk: $(VENV)/pythons ## Count the frames and files that a first call goes through, on real servers
+	@$(MAKE) --no-print-directory walk-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
+
+walk-py%: $(VENV)/py%/.wheel
+	@$(VENV)/py$*/bin/python scripts/walk.py $(WALK_ARGS)
 
 wheel: dist/.done ## Build dist/*.whl and the source distribution
 	@ls dist
