@@ -11,6 +11,7 @@ from oncekey._core.flows import Plan
 from oncekey._core.payload import fingerprint
 from oncekey._core.transact import AsyncTransaction, ErrorAnswer, Transaction
 from oncekey.abc import AsyncHand, AsyncTransactional, Hand, Transactional
+from oncekey.drivers._deadlines import Deadline, Late, alimited, end, in_time, limited
 from oncekey.errors import (
     OncekeyError,
     StoreError,
@@ -20,7 +21,6 @@ from oncekey.errors import (
 from oncekey.models import ClaimReply, Key, Scope, Terms, check_text
 from oncekey.policy import Policy
 from oncekey.stores._async_links import AsyncLink
-from oncekey.stores._deadlines import Deadline, Late, alimited, end, in_time, limited
 from oncekey.stores._links import Link, is_drivers, raw_connection
 
 __all__ = ["AsyncSqlHand", "AsyncTransactions", "Book", "SqlHand", "Transactions", "driver_error"]

@@ -13,8 +13,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from oncekey.drivers._deadlines import Deadline, engine_connection
 from oncekey.errors import TransactionRefusedError
-from oncekey.stores._deadlines import Deadline, engine_connection
 
 __all__ = ["Link", "is_drivers", "kind_of", "pyformat", "raw_connection", "sync_link"]
 

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from oncekey.drivers._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
 from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError
-from oncekey.stores._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
 from oncekey.stores._pg_errors import bad_address, bad_certificate, named, unreadable
 from oncekey.stores._pg_sources import (
     CONNECT_SECONDS,

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
+from oncekey.drivers._deadlines import Deadline, check_timeout
 from oncekey.errors import StoreConfigError, StoreError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Record, State, check_text
 from oncekey.stores._batching import Job
-from oncekey.stores._deadlines import Deadline, check_timeout
 from oncekey.stores._pg_calls import Statement, Statements
 from oncekey.stores._pg_errors import named
 from oncekey.stores._waiters import Waiters

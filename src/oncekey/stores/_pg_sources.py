@@ -14,13 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.errors import (
-    StoreClosedError,
-    StoreConfigError,
-    StoreError,
-    StoreReadOnlyError,
-)
-from oncekey.stores._deadlines import (
+from oncekey.drivers._deadlines import (
     Attempts,
     Deadline,
     Late,
@@ -28,6 +22,12 @@ from oncekey.stores._deadlines import (
     engine_connection,
     limited,
     to_driver,
+)
+from oncekey.errors import (
+    StoreClosedError,
+    StoreConfigError,
+    StoreError,
+    StoreReadOnlyError,
 )
 from oncekey.stores._links import is_drivers
 from oncekey.stores._pg_errors import bad_address, named, unreadable

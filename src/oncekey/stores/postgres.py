@@ -12,12 +12,12 @@ from typing import Any
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, Store, Sweepable
+from oncekey.drivers._deadlines import Deadline
 from oncekey.errors import OncekeyError, StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._answers import Answers
 from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
-from oncekey.stores._deadlines import Deadline
 from oncekey.stores._hands import (
     AsyncSqlHand,
     AsyncTransactions,

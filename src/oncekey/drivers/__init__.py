@@ -1,0 +1,1 @@
+"""The libraries that a connection may come from, one file a library."""
