@@ -1,23 +1,86 @@
-"""Two drivers for one protocol: ``run`` for sync stores, ``arun`` for async ones.
+"""The one driver of flows: ``drive`` in this thread, ``adrive`` in this task.
 
-A flow is a generator. It yields what it wants done and gets the result sent back, so that the
-protocol is written once and neither form hides a loop or a thread.
+A flow is a generator. It yields what it wants done and gets the result sent back, or what went
+wrong thrown in, so that a protocol is written once and neither form hides a loop or a thread.
+What a step is and how it is done is up to ``do``. ``run`` and ``arun`` do it on a store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError
 from oncekey.models import Key
 
-__all__ = ["Flow", "Op", "Pause", "arun", "run"]
+__all__ = ["Flow", "Op", "Pause", "adrive", "arun", "drive", "run"]
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+
+def drive(flow: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
+    """Run a flow in this thread: ``do`` each step that it yields. Gives what it returns.
+
+    Whatever is raised while the flow stands at a step is the flow's to handle: also an interrupt
+    (Ctrl-C, a task's time limit) that comes between two steps.
+    """
+    return _drive(flow, do, flow.send, None)
+
+
+def _drive(
+    flow: Generator[S, Any, T], do: Callable[[S], Any], resume: Callable[[Any], S], value: Any
+) -> T:
+    try:
+        while True:
+            resume, value = _steps(flow, do, resume, value)
+    except BaseException as error:
+        value = None  # an error knows this frame: what it holds must not wait for the collector
+        # Not over yet: this is an interrupt, which came to the driver itself.
+        if flow.gi_frame is not None:  # type: ignore[attr-defined]
+            return _drive(flow, do, flow.throw, error)
+        if isinstance(error, StopIteration):
+            return error.value  # type: ignore[no-any-return]
+        raise
+
+
+def _steps(
+    flow: Generator[S, Any, Any], do: Callable[[S], Any], resume: Callable[[Any], S], value: Any
+) -> tuple[Callable[[Any], S], BaseException]:
+    """Take steps for as long as they succeed. Gives how the flow goes on then, and with what.
+
+    Apart, so that whatever comes to these lines from outside is handled by the lines above: in one
+    function, Python would leave the line of an inner ``try`` to nobody.
+    """
+    try:
+        while True:
+            value = do(resume(value))
+            resume = flow.send
+    except BaseException as error:
+        value = None
+        if flow.gi_frame is None:  # type: ignore[attr-defined]
+            raise  # that is how the flow ended
+        return flow.throw, error
+
+
+async def adrive(flow: Generator[S, Any, T], do: Callable[[S], Awaitable[Any]]) -> T:
+    """Run a flow in this task: await what ``do`` makes of each step. Gives what it returns."""
+    resume: Callable[[Any], S] = flow.send
+    value: Any = None
+    while True:
+        try:
+            value = await do(resume(value))
+            resume = flow.send
+        except BaseException as error:
+            value = None  # see above
+            if flow.gi_frame is not None:  # type: ignore[attr-defined]
+                resume, value = flow.throw, error
+            elif isinstance(error, StopIteration):
+                return error.value  # type: ignore[no-any-return]
+            else:
+                raise
 
 
 class Op(NamedTuple):
@@ -39,35 +102,27 @@ Flow = Generator[Op | Pause, Any, T]
 
 
 def run(flow: Flow[T], store: Store) -> T:
-    """Run a flow on a sync store, in this thread. An interrupt between two steps is the flow's."""
-    return _resume(flow, store, flow.send, None)
+    """Run a flow on a sync store, in this thread."""
 
-
-def _resume(flow: Flow[T], store: Store, resume: Callable[[Any], Any], value: Any) -> T:
-    try:
-        while True:
-            resume, value = _take(resume(value), store, flow)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    except BaseException as error:
-        value = (
-            None  # an error that knows this frame: what it holds must not wait for the collector
-        )
-        if inspect.getgeneratorstate(flow) == inspect.GEN_CLOSED:
-            raise  # that is how the flow ended
-        return _resume(flow, store, flow.throw, error)
-
-
-def _take(step: Op | Pause, store: Store, flow: Flow[Any]) -> tuple[Callable[[Any], Any], Any]:
-    """Take one step. Gives how the flow goes on, and with what."""
-    try:
+    def do(step: Op | Pause) -> Any:
         if isinstance(step, Op):
-            return flow.send, getattr(step.on or store, step.method)(*step.args)
+            return getattr(step.on or store, step.method)(*step.args)
         _must_not_stall()
-        store.wait(step.key, step.seconds)
-        return flow.send, None
-    except BaseException as error:  # noqa: BLE001 - the flow decides what it means
-        return flow.throw, error
+        return store.wait(step.key, step.seconds)
+
+    return _drive(flow, do, flow.send, None)
+
+
+async def arun(flow: Flow[T], store: AsyncStore) -> T:
+    """Run a flow on an async store, in this task."""
+
+    def do(step: Op | Pause) -> Awaitable[Any]:
+        if isinstance(step, Op):
+            found: Awaitable[Any] = getattr(step.on or store, step.method)(*step.args)
+            return found
+        return store.wait(step.key, step.seconds)
+
+    return await adrive(flow, do)
 
 
 def _must_not_stall() -> None:
@@ -81,22 +136,3 @@ def _must_not_stall() -> None:
         "loop that runs in this thread: use AsyncOnce, call it with asyncio.to_thread(...), or "
         "pass wait=0"
     )
-
-
-async def arun(flow: Flow[T], store: AsyncStore) -> T:
-    """Run a flow on an async store, in this task."""
-    try:
-        step = next(flow)
-        while True:
-            try:
-                result = None
-                if isinstance(step, Op):
-                    result = await getattr(step.on or store, step.method)(*step.args)
-                else:
-                    await store.wait(step.key, step.seconds)
-            except BaseException as error:  # noqa: BLE001 - the flow decides what it means
-                step = flow.throw(error)
-            else:
-                step = flow.send(result)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
