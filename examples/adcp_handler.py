@@ -34,7 +34,7 @@ async def main(database: str = "seller.db") -> Seller:
         print("retry ", await seller.create_media_buy(request, buyer))
         try:
             await seller.create_media_buy({**request, "package": "winter"}, buyer)
-        except OncekeyError as error:  # what oncekey.adapters.mcp and .a2a put on the wire
+        except OncekeyError as error:  # what oncekey.adcp.mcp and .a2a put on the wire
             print("reused", error_envelope(error))
     return seller
 

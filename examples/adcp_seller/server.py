@@ -25,8 +25,8 @@ from mcp.server.lowlevel import Server
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from oncekey import IdempotencyStore, ToolContext, aconnect
-from oncekey.adapters.mcp import call_tool
 from oncekey.adcp import capabilities_response
+from oncekey.adcp.mcp import call_tool
 
 PRODUCT = {
     "product_id": "test-product",

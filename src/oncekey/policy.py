@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
 
-__all__ = ["Duration", "Policy", "milliseconds"]
+__all__ = ["Duration", "OnCancel", "Policy", "check_on_cancel", "milliseconds"]
 
 Duration = int | float | timedelta
 """Seconds as a number, or a ``timedelta``."""
+
+OnCancel = Literal["finish", "lease", "release"]
+"""What becomes of a handler whose caller is cancelled."""
 
 DAY = 86_400
 
@@ -98,3 +101,14 @@ class Policy:
             remember_ms=milliseconds(self.remember_expired, "remember_expired"),
             sticky=self.sticky,
         )
+
+
+def check_on_cancel(value: OnCancel) -> OnCancel:
+    """Return ``value`` if it is one.
+
+    Raises:
+        PolicyError: It is not.
+    """
+    if value not in ("finish", "lease", "release"):
+        raise PolicyError(f"on_cancel must be 'finish', 'lease' or 'release', got {value!r}")
+    return value

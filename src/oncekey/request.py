@@ -25,7 +25,6 @@ from oncekey._core.arguments import (
 )
 from oncekey._core.counted import Counted
 from oncekey._core.flows import Plan
-from oncekey._core.profiles import STRICT_KEY, OnCancel, Rules, check_on_cancel
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
@@ -37,7 +36,15 @@ from oncekey._core.transact import (
     takes_parameter,
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
-from oncekey.adcp import account_parts, for_adcp_package, is_stored, no_error, with_envelope
+from oncekey.adcp.peer import for_adcp_package
+from oncekey.adcp.profile import (
+    STRICT_KEY,
+    Rules,
+    account_parts,
+    is_stored,
+    no_error,
+    with_envelope,
+)
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -48,7 +55,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.models import Key, Scope, check_text
-from oncekey.policy import Policy
+from oncekey.policy import OnCancel, Policy, check_on_cancel
 from oncekey.stores.legacy import LegacyStore, as_async_store, join_scope
 
 __all__ = ["IdempotencyStore", "ToolContext"]

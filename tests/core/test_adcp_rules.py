@@ -28,7 +28,7 @@ from oncekey import (
     StoreError,
     ToolContext,
 )
-from oncekey._core import profiles
+from oncekey.adcp import profile
 from oncekey.testing import ManualClock
 
 KEY = "key-0123456789abcdef"
@@ -293,15 +293,15 @@ async def test_limits_count_for_each_agent_and_account(clock: ManualClock) -> No
 
 def test_the_limits_are_those_of_the_protocol() -> None:
     """60 a second over a minute and 300 over ten seconds; reads 300 and 1500."""
-    assert profiles.INSERT_WINDOWS == ((3600, 60), (3000, 10))
-    assert profiles.READ_WINDOWS == ((18_000, 60), (15_000, 10))
+    assert profile.INSERT_WINDOWS == ((3600, 60), (3000, 10))
+    assert profile.READ_WINDOWS == ((18_000, 60), (15_000, 10))
 
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rules with smaller numbers, so that they are reached sooner."""
-    monkeypatch.setattr(profiles, "INSERT_WINDOWS", ((40, 60), (30, 10)))
-    monkeypatch.setattr(profiles, "READ_WINDOWS", ((180, 60), (150, 10)))
+    monkeypatch.setattr(profile, "INSERT_WINDOWS", ((40, 60), (30, 10)))
+    monkeypatch.setattr(profile, "READ_WINDOWS", ((180, 60), (150, 10)))
 
 
 @pytest.mark.usefixtures("small_limits")

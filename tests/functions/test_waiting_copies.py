@@ -32,8 +32,8 @@ from oncekey import (
 )
 from oncekey._core import waiters
 from oncekey.adapters import _threads
-from oncekey.adapters.mcp import call_tool
 from oncekey.adapters.mcp_tools import once_tool
+from oncekey.adcp.mcp import call_tool
 
 COPIES = 100
 PATIENCE = 60  # seconds; only a hang lasts as long

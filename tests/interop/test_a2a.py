@@ -39,7 +39,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from tests.interop.serving import PATIENCE, serving
 from tests.interop.shop import ALICE, CONTEXT, Shop, import_without, request
 
-from oncekey.adapters.a2a import SkillExecutor, fail_task
+from oncekey.adcp.a2a import SkillExecutor, fail_task
 from oncekey.errors import IdempotencyConflictError
 
 RPC = "/a2a"

@@ -22,7 +22,7 @@ from tests.interop.serving import PATIENCE, serving
 from tests.interop.shop import ALICE, CONTEXT, Shop, import_without, request
 
 from oncekey import IdempotencyStore, MemoryBackend, ToolContext
-from oncekey.adapters.mcp import authenticated_caller, call_tool, error_result, tool_errors
+from oncekey.adcp.mcp import authenticated_caller, call_tool, error_result, tool_errors
 from oncekey.errors import IdempotencyConflictError
 
 

@@ -53,7 +53,7 @@ def test_one_tenants_event_is_not_anothers_duplicate() -> None:
     """Two accounts that map their key to one publisher share a store, and no events."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from oncekey.signatures.adcp import adcp_provider
+    from oncekey.adcp.signatures import adcp_provider
 
     key, store, handled = Ed25519PrivateKey.generate(), MemoryStore(), []
     outcomes = []

@@ -21,10 +21,10 @@ from tests.signatures.cases import NOW
 from tests.signatures.schemes import ENDPOINT, JSON, NAMES, Scheme, scheme
 
 from oncekey import MemoryBackend, MemoryStore
+from oncekey.adcp.signatures import adcp_provider
 from oncekey.errors import PolicyError, StoreUnavailableError
 from oncekey.receiver import AsyncWebhookReceiver, AuditEntry, WebhookReceiver, WebhookResponse
 from oncekey.signatures import Provider, SignedRequest, Verdict, provider
-from oncekey.signatures.adcp import adcp_provider
 from oncekey.signatures.nonces import Nonces
 
 IN_BODY = ("mailgun", "adyen")  # the signature is in the body, and no header holds one

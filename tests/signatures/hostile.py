@@ -12,10 +12,10 @@ from tests.signatures.cases import NOW
 from tests.signatures.schemes import Scheme, scheme
 
 from oncekey import MemoryStore
+from oncekey.adcp.webhooks import ADCP_CODES
 from oncekey.errors import PolicyError
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 from oncekey.signatures import CODES, SignedRequest, Verdict
-from oncekey.signatures.adcp_rules import ADCP_CODES
 from oncekey.signatures.base import UnreadableError
 
 # What tempts a lenient parser: signs, other digits, padding, separators, line ends, numbers that

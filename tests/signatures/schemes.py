@@ -69,7 +69,7 @@ def _rsa() -> Any:
 
 
 def _adcp(private: Any, wrong: Any) -> tuple[Provider, Provider]:
-    from oncekey.signatures.adcp import adcp_provider
+    from oncekey.adcp.signatures import adcp_provider
 
     signing = {"signing_key": private, "key_id": "k1"}
     return (
@@ -79,7 +79,7 @@ def _adcp(private: Any, wrong: Any) -> tuple[Provider, Provider]:
 
 
 def _adcp_hmac() -> tuple[Provider, Provider]:
-    from oncekey.signatures.adcp import adcp_hmac_provider
+    from oncekey.adcp.signatures import adcp_hmac_provider
 
     return adcp_hmac_provider(secret=SECRET), adcp_hmac_provider(secret=SECRET[::-1])
 

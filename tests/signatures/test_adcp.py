@@ -18,9 +18,9 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from oncekey import MemoryBackend, MemoryStore
+from oncekey.adcp.signatures import ADCP_CODES, AdcpProvider, adcp_provider, rejection_headers
 from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.signatures import Verdict, VerifiedWebhookSender, provider
-from oncekey.signatures.adcp import ADCP_CODES, AdcpProvider, adcp_provider, rejection_headers
 from oncekey.signatures.algorithms import load_key
 from oncekey.signatures.base import SignedRequest, UnreadableError
 from oncekey.signatures.jwks import FetchedKeys

@@ -16,9 +16,9 @@ from tests.signatures.test_adcp_vectors import VECTORS
 from tests.signatures.test_transient import Source, jwk
 
 from oncekey import MemoryStore, PolicyError
+from oncekey.adcp.signatures import adcp_hmac_provider, adcp_provider
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 from oncekey.signatures import hmac_provider
-from oncekey.signatures.adcp import adcp_hmac_provider, adcp_provider
 from oncekey.signatures.jwks import FetchedKeys
 from oncekey.signatures.target_uri import ascii_host
 from oncekey.testing import ManualClock

@@ -20,7 +20,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from oncekey import MemoryStore
-from oncekey.signatures.adcp import ADCP_CODES, adcp_hmac_provider, adcp_provider
+from oncekey.adcp.signatures import ADCP_CODES, adcp_hmac_provider, adcp_provider
 from oncekey.signatures.base import SignedRequest
 from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.nonces import Nonces

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from oncekey.adcp.signatures import adcp_hmac_provider, rejection_headers
 from oncekey.errors import PolicyError
 from oncekey.signatures import VerifiedWebhookSender, provider
-from oncekey.signatures.adcp import adcp_hmac_provider, rejection_headers
 from oncekey.signatures.base import UnreadableError
 
 NOW = 1_790_000_000

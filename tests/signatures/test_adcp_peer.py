@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncekey import MemoryStore
-from oncekey.signatures.adcp import adcp_hmac_provider, adcp_provider
+from oncekey.adcp.signatures import adcp_hmac_provider, adcp_provider
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.target_uri import canonical_target
 

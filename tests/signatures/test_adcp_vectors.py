@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from oncekey import MemoryBackend, MemoryStore
+from oncekey.adcp import signatures as adcp
+from oncekey.adcp.signatures import adcp_provider, rejection_headers
 from oncekey.canonical import canonicalize, sha256_hex
 from oncekey.receiver import WebhookReceiver
-from oncekey.signatures import adcp
-from oncekey.signatures.adcp import adcp_provider, rejection_headers
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.target_uri import canonical_target, with_ascii_host
 from oncekey.signatures.verdict import Nonce, Verdict

@@ -16,9 +16,9 @@ from tests.adapters.sites import listening, serve_asgi
 
 from oncekey import PolicyError
 from oncekey.adapters.asgi import WebhookApp
+from oncekey.adcp.signatures import adcp_provider
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import Provider, UnpinnedHostWarning, hmac_provider, provider
-from oncekey.signatures.adcp import adcp_provider
 from oncekey.signatures.rfc9421 import rfc9421_provider
 from oncekey.testing import sample
 

@@ -18,8 +18,8 @@ from tests.signatures.cases import NOW
 from tests.signatures.schemes import scheme
 
 from oncekey import aconnect, connect
+from oncekey.adcp.signatures import adcp_provider
 from oncekey.models import Key, Scope
-from oncekey.signatures.adcp import adcp_provider
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.verdict import Nonce
 

@@ -112,14 +112,14 @@ def test_rows_with_a_factory_are_made_by_it(name: str, monkeypatch: pytest.Monke
     import types
 
     given: list[dict[str, object]] = []
-    module = types.ModuleType("oncekey.signatures.adcp")
+    module = types.ModuleType("oncekey.adcp.signatures")
 
     def factory(*, secret: str, account: str, tolerance: int, extra: int) -> str:
         given.append({"secret": secret, "account": account, "tolerance": tolerance, "extra": extra})
         return "made"
 
     module.__dict__.update(adcp_provider=factory, adcp_hmac_provider=factory)
-    monkeypatch.setitem(sys.modules, "oncekey.signatures.adcp", module)
+    monkeypatch.setitem(sys.modules, "oncekey.adcp.signatures", module)
     assert provider(name, secret="s", account="a", tolerance=5, extra=1) == "made"
     assert given == [{"secret": "s", "account": "a", "tolerance": 5, "extra": 1}]
 

@@ -19,9 +19,9 @@ from tests.signatures.cases import CERT_URL, NOW, WEBHOOK_ID, keys, signed
 from tests.signatures.schemes import ENDPOINT, JSON, scheme
 
 from oncekey import MemoryBackend, MemoryStore
+from oncekey.adcp.signatures import adcp_provider
 from oncekey.errors import StoreUnavailableError
 from oncekey.signatures import CertificateCache, Provider, SignedRequest, Verdict, provider
-from oncekey.signatures.adcp import adcp_provider
 from oncekey.signatures.certificates import fetch_certificate
 from oncekey.signatures.jwks import FetchedKeys, Revocations
 from oncekey.signatures.nonces import Nonces

@@ -31,13 +31,13 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from oncekey._core.call import Job
-from oncekey._core.profiles import OnCancel, check_on_cancel
 from oncekey._core.transact import check_transactional, in_transaction
 from oncekey.adapters._threads import in_thread
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
 from oncekey.guard import AsyncOnce, Once
 from oncekey.models import Key, Scope, check_text
+from oncekey.policy import OnCancel, check_on_cancel
 
 try:
     from mcp.server.mcpserver.exceptions import ToolError

@@ -138,9 +138,7 @@ class Intake:
         self.handlers: dict[str, Handler] = {}
         self.fallback: Handler | None = None
         self.codec = Codec()
-        changed = settings.on_changed
-        if changed is None:
-            changed = "reject" if provider.name.startswith("adcp") else "first-wins"
+        changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
         self.compares = changed == "reject"
         self._types = tuple(kind.lower() for kind in settings.content_types)
         self._per_key = _limiter(settings.per_key)

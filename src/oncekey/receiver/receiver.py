@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncekey._core.call import Result, acall, call, is_async
 from oncekey._core.transact import (
@@ -25,7 +25,6 @@ from oncekey.models import Verdict as Answer
 from oncekey.receiver._intake import Intake, Outcome, Work, malformed
 from oncekey.receiver.events import WebhookResponse
 from oncekey.receiver.settings import Handler, Settings
-from oncekey.signatures.adcp import AdcpProvider
 from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
@@ -53,10 +52,10 @@ class _Receiver:
 
     def _verifier_on(self, store: Store | AsyncStore) -> Provider:
         """The provider, with a place for its nonces where its rules want one and it has none."""
-        provider = self._intake.provider
-        if isinstance(provider, AdcpProvider):
-            return provider.with_nonces(Nonces(store, namespace=self._intake.namespace))
-        return provider
+        provider: Any = self._intake.provider
+        if getattr(provider, "needs_nonces", False):
+            provider = provider.with_nonces(Nonces(store, namespace=self._intake.namespace))
+        return cast("Provider", provider)
 
     @property
     def provider(self) -> Provider:

@@ -131,6 +131,9 @@ class Provider(ABC):
         retry_after_most: The longest ``Retry-After`` that the provider waits for, if it has one.
         id_is_signed: Whether the signature covers the event id, wherever it may be found.
         body_is_signed: Whether it covers the body.
+        on_changed: What an id that comes again with another payload gets, unless the receiver's
+            settings say: ``first-wins`` or ``reject``.
+        needs_nonces: Whether a receiver must give it a place for nonces, by ``with_nonces``.
         event_id: Where the id is, as ``oncekey.signatures.places`` writes it. ``None``: nowhere.
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body. The
@@ -139,6 +142,8 @@ class Provider(ABC):
     """
 
     body_is_signed: bool = True
+    on_changed: str = "first-wins"
+    needs_nonces: bool = False
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """RFC 9421, HTTP Message Signatures: build what is signed, verify it and sign it.
 
-``rfc9421_provider`` is for senders who follow the RFC and publish keys; ``oncekey.signatures.adcp``
+``rfc9421_provider`` is for senders who follow the RFC and publish keys; ``oncekey.adcp.signatures``
 is the stricter profile of AdCP on the same ground.
 """
 

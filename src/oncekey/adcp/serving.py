@@ -1,4 +1,4 @@
-"""What the adapters of AdCP's transports share. Imports no framework.
+"""What AdCP's transports share: a request to its handler, its answer back. Imports no SDK.
 
 A handler is ``handler(params, caller)``, as ``IdempotencyStore.wrap`` takes it.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 from oncekey._core.call import is_async
 from oncekey.adapters._threads import in_thread
-from oncekey.adcp import error_envelope, is_error, with_envelope
+from oncekey.adcp.profile import is_error, with_envelope
+from oncekey.adcp.wire import error_envelope
 from oncekey.errors import OncekeyError
 
 __all__ = ["Handler", "answer_to", "resolved"]

@@ -1,18 +1,13 @@
 """The Ad Context Protocol (AdCP) on the wire: error codes, error envelopes, capabilities.
 
-No transport is needed here; ``oncekey.adapters.mcp`` and ``oncekey.adapters.a2a`` build on it.
+No transport is needed here; ``oncekey.adcp.mcp`` and ``oncekey.adcp.a2a`` build on it.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import hmac
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oncekey.canonical import canonicalize
 from oncekey.errors import (
     AnswerOmittedError,
     CanonicalJSONError,
@@ -24,20 +19,12 @@ from oncekey.errors import (
     StoreConfigError,
     StoreError,
 )
-from oncekey.models import check_text
 
 __all__ = [
     "CLASSIC_ERROR_CODES",
     "STANDARD_ERROR_CODES",
-    "account_parts",
     "capabilities_response",
     "error_envelope",
-    "field_of",
-    "for_adcp_package",
-    "is_error",
-    "is_stored",
-    "no_error",
-    "with_envelope",
 ]
 
 MAX_RETRY_AFTER = 3600
@@ -179,164 +166,6 @@ def _told(error: BaseException) -> tuple[str, str, int | None, str | None]:
     ):
         code = "CONFIGURATION_ERROR"
     return code, _MESSAGES[code], retry_after, None
-
-
-class _Told(dict[str, Any]):
-    """An error on the wire, read by key and, as the models of the ``adcp`` package are, by name."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@functools.cache
-def _twin(kind: type[OncekeyError], theirs: type[Exception]) -> Any:
-    """A class that is both. It pickles as ours: where that is read theirs may not be there."""
-
-    def reduce(self: OncekeyError) -> Any:
-        make, (_, *state) = OncekeyError.__reduce__(self)
-        return make, (kind, *state)
-
-    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": reduce}
-    return type(kind.__name__, (kind, theirs), own)
-
-
-def for_adcp_package(error: OncekeyError) -> None:
-    """Make ``error`` one of the ``adcp`` package's as well, where that is in use.
-
-    Its servers know their own errors only: of any other they tell the client no code, and over MCP
-    the whole text. What they read is what ``error_envelope`` says, and nothing else.
-    """
-    peer = sys.modules.get("adcp.exceptions")
-    base = getattr(peer, "ADCPTaskError", None)
-    if base is None or isinstance(error, base):
-        return
-    told = _Told(error_envelope(error)["adcp_error"])
-    kind: Any = type(error)
-    theirs: Any = getattr(
-        peer, kind.__name__, base
-    )  # IdempotencyConflictError is there by that name
-    error.__class__ = _twin(kind, theirs if issubclass(theirs, base) else base)
-    error.__dict__.update(
-        {"operation": "", "agent_id": None, "agent_uri": None, "retry_after": None}
-        | error.__dict__
-        | {"message": told["message"], "suggestion": None, "errors": [told]}
-        | {"error_codes": [told["code"]], "retry_after": told.get("retry_after")}
-    )
-
-
-_UNSUCCESSFUL = ("failed", "rejected", "canceled", "input-required", "auth-required", "unknown")
-
-
-def _member(source: Any, name: str) -> Any:
-    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
-
-
-def field_of(answer: Any, name: str) -> Any:
-    """A field of a dict or of a Pydantic model, ``None`` where there is none."""
-    if isinstance(answer, Mapping):
-        return answer.get(name)
-    return getattr(answer, name, None) if hasattr(type(answer), "model_dump") else None
-
-
-def _text(value: Any) -> Any:
-    return getattr(value, "value", value)  # of an enumeration
-
-
-def is_error(answer: Any) -> bool:
-    """Whether an answer, a dict or a Pydantic model, says that the task failed.
-
-    ``errors`` that are all warnings, or that come with a task that was submitted, are advice.
-    """
-    if field_of(answer, "adcp_error") is not None:
-        return True
-    if field_of(answer, "is_error") is True or field_of(answer, "isError") is True:
-        return True
-    status = _text(field_of(answer, "status"))
-    if status == "failed":
-        return True
-    errors = field_of(answer, "errors")
-    if not errors or status == "submitted":
-        return False
-    if not isinstance(errors, Sequence) or isinstance(errors, str):
-        return True
-    return any(_text(field_of(error, "severity")) != "warning" for error in errors)
-
-
-def no_error(answer: Any) -> bool:
-    """Whether an answer is a success, where nothing else is known of its shape."""
-    return not field_of(answer, "errors") and field_of(answer, "adcp_error") is None
-
-
-def is_stored(answer: Any) -> bool:
-    """Whether an answer is a success, which is stored and replayed.
-
-    An error is none, and neither is a task that was rejected or canceled or that waits for input:
-    the next request with its key runs again.
-    """
-    return not is_error(answer) and _text(field_of(answer, "status")) not in _UNSUCCESSFUL
-
-
-def with_envelope(answer: Any, context: Any, *, replayed: bool) -> Any:
-    """A copy of an answer with ``replayed`` where it is one, and the current ``context``.
-
-    An answer that is neither a dict nor a Pydantic model with these fields stays as it is.
-    """
-    if isinstance(answer, dict):
-        marked = dict(answer)
-        if replayed:
-            marked["replayed"] = True
-            marked.pop("context", None)
-        if context is not None:
-            marked["context"] = context
-        return marked
-    if not hasattr(answer, "model_copy"):
-        return answer
-    kind: Any = type(answer)
-    open_to_all = kind.model_config.get("extra") == "allow"
-    marks: dict[str, Any] = {"replayed": True} if replayed else {}
-    marks["context"] = context
-    marks = {name: mark for name, mark in marks.items() if open_to_all or name in kind.model_fields}
-    copy = answer.model_copy()
-    for name, mark in marks.items():
-        try:
-            kind.__pydantic_validator__.validate_assignment(copy, name, mark)
-        except ValueError:  # frozen, or a field of another kind
-            copy = copy.model_copy(update={name: mark})
-    return copy
-
-
-def account_parts(
-    params: Mapping[str, Any], context: Any, agent: str, salt: bytes
-) -> tuple[str, ...]:
-    """What the account of a request adds to the scope of its key.
-
-    The id that the seller has resolved it to, in ``context.account_id``, counts first; then the one
-    in the request. An account without an id is named by its brand and operator. Those are easy to
-    guess, so what goes into the store is their hash, salted with ``salt`` and the agent.
-
-    Raises:
-        InvalidKeyError: The account's id can't be part of a key.
-        InvalidRequestError: The account is neither an id nor an object.
-    """
-    account = _member(context, "account_id")
-    if account is None or account == "":
-        account = params.get("account")
-    if account is None:
-        account = params.get("account_id")
-        if account is None:
-            return ()
-    if isinstance(account, Mapping):
-        found = account.get("account_id")
-        if found is None:
-            digest = hmac.new(salt, agent.encode() + b"\0" + canonicalize(account), hashlib.sha256)
-            return ("natural", digest.hexdigest())
-        account = found
-    if not isinstance(account, str):
-        raise InvalidRequestError("account must be an id or an object", "account")
-    return ("account", check_text(account, "account_id"))
 
 
 def capabilities_response(
