@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
     from oncekey.request import IdempotencyStore, ToolContext
     from oncekey.stores.memory import MemoryBackend, MemoryStore
-    from oncekey.stores.postgres import PgBackend, PgStore
+    from oncekey.stores.postgres import AsyncPostgresStore, PgBackend, PgStore, PostgresStore
     from oncekey.stores.redis import RedisBackend, RedisStore
     from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
     from oncekey.stores.urls import aconnect, connect
@@ -64,6 +64,7 @@ __all__ = [
     "STANDARD_ERROR_CODES",
     "AnswerOmittedError",
     "AsyncOnce",
+    "AsyncPostgresStore",
     "AsyncStore",
     "AsyncWebhookReceiver",
     "BackendMismatchError",
@@ -90,6 +91,7 @@ __all__ = [
     "PgStore",
     "Policy",
     "PolicyError",
+    "PostgresStore",
     "RedisBackend",
     "RedisStore",
     "SQLiteBackend",
@@ -154,7 +156,7 @@ _HOMES = {
     "oncekey.receiver": ("AsyncWebhookReceiver", "WebhookReceiver"),
     "oncekey.request": ("IdempotencyStore", "ToolContext"),
     "oncekey._core.transact": ("Tx", "current_transaction"),
-    "oncekey.stores.postgres": ("PgBackend", "PgStore"),
+    "oncekey.stores.postgres": ("AsyncPostgresStore", "PgBackend", "PgStore", "PostgresStore"),
     "oncekey.stores.redis": ("RedisBackend", "RedisStore"),
     "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
     "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.servers import sources_pg
 from tests.servers.pooler import TransactionPooler
-from tests.servers.postgres import ClockedPgBackend, ClockedPgStore, Postgres, make_database
+from tests.servers.postgres import ClockedPgBackend, ClockedPostgresStore, Postgres, make_database
 from tests.servers.sources_pg import label
 
 from oncekey.conformance import CHECKS, Check, arun_check, run_check
-from oncekey.stores.postgres import PgStore
+from oncekey.stores.postgres import PostgresStore
 
 _urls: dict[tuple[int, int], str] = {}
 
@@ -23,7 +23,7 @@ def _url(server: Postgres, partitions: int = 0) -> str:
     at = server.port, partitions
     if at not in _urls:
         _urls[at] = server.url(make_database(server.url()))
-        with PgStore(_urls[at]) as store:
+        with PostgresStore(_urls[at]) as store:
             store.create_schema(partitions=partitions)
     return _urls[at]
 
@@ -70,8 +70,8 @@ ASYNC = [
 
 
 def run_sync(given: Any, options: dict[str, Any], check: Check, server: Postgres) -> None:
-    def make() -> ClockedPgStore:
-        store = ClockedPgStore(given, **options)
+    def make() -> ClockedPostgresStore:
+        store = ClockedPostgresStore(given, **options)
         store.server = server
         return store
 

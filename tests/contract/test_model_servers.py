@@ -16,7 +16,7 @@ from tests.scale import scaled
 from tests.servers.postgres import Postgres, stopped_clock
 from tests.servers.redis import Server
 
-from oncekey import PgBackend, PgStore, RedisBackend, RedisStore
+from oncekey import AsyncPostgresStore, PostgresStore, RedisBackend, RedisStore
 
 GRACE_MS = 60_000  # Redis drops a record that long after its time, by itself
 
@@ -31,12 +31,16 @@ class ServerLockstep(Lockstep):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         servers: dict[str, Any] = {
-            "PgStore": PgStore(self.postgres_url, tenant="sync"),
+            "PostgresStore": PostgresStore(self.postgres_url, tenant="sync"),
             "RedisStore": RedisStore(self.redis.url, prefix="sync", check="off"),
         }
         async_servers: dict[str, Any] = {
-            "PgBackend asyncpg": PgBackend(self.postgres_url, tenant="a", driver="asyncpg"),
-            "PgBackend psycopg": PgBackend(self.postgres_url, tenant="p", driver="psycopg"),
+            "AsyncPostgresStore asyncpg": AsyncPostgresStore(
+                self.postgres_url, tenant="a", driver="asyncpg"
+            ),
+            "AsyncPostgresStore psycopg": AsyncPostgresStore(
+                self.postgres_url, tenant="p", driver="psycopg"
+            ),
             "RedisBackend": RedisBackend(self.redis.url, prefix="async", check="off"),
         }
         self.sync_stores.update(servers)
@@ -89,7 +93,7 @@ def test_all_backends_agree_with_the_model(
     """Memory, SQLite, PostgreSQL and Redis, sync and async, do what the protocol says."""
     ServerLockstep.postgres, ServerLockstep.redis = moved_postgres, moved_redis
     ServerLockstep.postgres_url = moved_postgres.database()
-    with PgStore(ServerLockstep.postgres_url) as store:
+    with PostgresStore(ServerLockstep.postgres_url) as store:
         store.create_schema()
     run_state_machine_as_test(
         lambda: ServerLockstep(tmp_path),

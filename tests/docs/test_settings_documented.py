@@ -17,14 +17,14 @@ import pytest
 
 from oncekey import (
     AsyncOnce,
+    AsyncPostgresStore,
     IdempotencyStore,
     InvalidKeyError,
     MemoryBackend,
     MemoryStore,
     Once,
-    PgBackend,
-    PgStore,
     Policy,
+    PostgresStore,
     RedisBackend,
     RedisStore,
     SQLiteBackend,
@@ -62,8 +62,8 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         SyncWebhookDedupStore.wrap,
     ],
     "transaction": [
-        PgStore.transaction,
-        PgBackend.transaction,
+        PostgresStore.transaction,
+        AsyncPostgresStore.transaction,
         SQLiteStore.transaction,
         SQLiteBackend.transaction,
         Once.transaction,
@@ -73,7 +73,12 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
     "The Idempotency-Key header": [HttpSettings],
     "Memory stores": [MemoryStore, MemoryBackend],
     "SQLite stores": [SQLiteStore, SQLiteBackend],
-    "PostgreSQL stores": [PgStore, PgBackend, PgStore.create_schema, PgBackend.create_schema],
+    "PostgreSQL stores": [
+        PostgresStore,
+        AsyncPostgresStore,
+        PostgresStore.create_schema,
+        AsyncPostgresStore.create_schema,
+    ],
     "Redis stores": [RedisStore, RedisBackend],
     "connect and aconnect": [connect, aconnect],
 }

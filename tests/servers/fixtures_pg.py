@@ -17,7 +17,7 @@ import pytest
 from tests.servers.postgres import make_database, running
 
 from oncekey.models import Key, Scope, Terms
-from oncekey.stores.postgres import PgStore
+from oncekey.stores.postgres import PostgresStore
 
 __all__ = [
     "SCOPE",
@@ -163,7 +163,7 @@ def timed_url(timed_postgres: Databases) -> str:
 
 
 def _with_schema(url: str) -> str:
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema()
     return url
 

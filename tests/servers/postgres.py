@@ -21,7 +21,7 @@ from typing import Any, Self
 import pytest
 
 from oncekey.abc import ClockInjectable
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 _names = itertools.count()
 USER = "postgres"
@@ -194,7 +194,7 @@ def stopped_clock(seconds: float) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}.{round(seconds * 1_000_000) % 1_000_000:06d}500"
 
 
-class ClockedPgStore(PgStore, ClockInjectable):
+class ClockedPostgresStore(PostgresStore, ClockInjectable):
     """A store whose server's clock is a ``ManualClock``, so that tests need not wait."""
 
     server: Postgres
@@ -213,8 +213,8 @@ class ClockedPgStore(PgStore, ClockInjectable):
         return self
 
 
-class ClockedPgBackend(PgBackend, ClockInjectable):
-    """The asynchronous form of ``ClockedPgStore``."""
+class ClockedPgBackend(AsyncPostgresStore, ClockInjectable):
+    """The asynchronous form of ``ClockedPostgresStore``."""
 
     server: Postgres
 

@@ -23,14 +23,13 @@ from oncekey.stores import (
     _hands,
     _links,
     _memory_table,
-    _pg_sources,
     _sqlite_book,
     _sqlite_db,
     _waiters,
     sqlite,
 )
 from oncekey.stores._batching import Job, ThreadBatch
-from oncekey.stores.postgres import PgStore
+from oncekey.stores.postgres import PostgresStore, connections
 from oncekey.stores.redis import RedisStore
 from oncekey.testing import ManualClock
 
@@ -273,7 +272,7 @@ def test_a_server_is_usable_after_an_interrupt_anywhere(
     """PostgreSQL and Redis share the batches: any step there and of the calls above them."""
     store: Any
     if where == "postgres":
-        store = PgStore(request.getfixturevalue("pg_url"))
+        store = PostgresStore(request.getfixturevalue("pg_url"))
         store.create_schema()
     else:
         store = RedisStore(request.getfixturevalue("redis_server").url)
@@ -281,7 +280,7 @@ def test_a_server_is_usable_after_an_interrupt_anywhere(
         once = Once(store, scope="x", wait=0)
         work = once(key="name", name=None)(lambda name: name)
         work("before")
-        for number, interrupt in enumerate(every_point(_batching, call, heartbeat, _pg_sources)):
+        for number, interrupt in enumerate(every_point(_batching, call, heartbeat, connections)):
             if interrupted(interrupt, lambda name=str(number): work(name)):
                 assert aside(lambda name=f"after {number}": work(name)), interrupt.where
                 assert renewed(store) == [], interrupt.where

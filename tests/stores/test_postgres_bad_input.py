@@ -30,7 +30,7 @@ from oncekey.errors import (
 )
 from oncekey.models import Verdict
 from oncekey.stores._batching import Job
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 PASSWORD = "s3cr3t-w0rd"
 KINDS = ["sync", "asyncpg", "psycopg"]
@@ -47,7 +47,7 @@ def do(store: Any, method: str, *args: Any) -> Any:
         finally:
             await store.aclose()
 
-    if not isinstance(store, PgStore):
+    if not isinstance(store, PostgresStore):
         return asyncio.run(call())
     try:
         return getattr(store, method)(*args)
@@ -72,8 +72,8 @@ def open_store(request: pytest.FixtureRequest) -> Open:
 
     def make(url: Any, **options: Any) -> Any:
         if request.param == "sync":
-            return PgStore(url, **options)
-        return PgBackend(url, driver=request.param, **options)
+            return PostgresStore(url, **options)
+        return AsyncPostgresStore(url, driver=request.param, **options)
 
     return make
 
@@ -161,7 +161,7 @@ def test_a_server_that_comes_back_is_used_again(own_postgres: Postgres) -> None:
     try:
         server.start()
         url = server.database()
-        with PgStore(url) as store:
+        with PostgresStore(url) as store:
             store.create_schema()
             assert store.first_seen(key("k"), TERMS)
             server.crash()
@@ -240,18 +240,18 @@ def test_other_things_are_refused() -> None:
     async_engine = create_async_engine("postgresql+asyncpg://host/db")
     for wrong in (42, None, object(), {"url": "x"}, b"postgresql://host/db", async_engine, int):
         with pytest.raises(StoreConfigError, match=r"pass a URL, a psycopg_pool\.ConnectionPool"):
-            PgStore(wrong)
+            PostgresStore(wrong)
     for wrong in (42, None, object(), sync_engine):
         with pytest.raises(StoreConfigError, match="pass a URL, an asyncpg Pool"):
-            PgBackend(wrong)
+            AsyncPostgresStore(wrong)
     with pytest.raises(StoreConfigError, match=r"make it with postgresql\+psycopg"):
-        PgStore(sqlalchemy.create_engine("sqlite://"))
+        PostgresStore(sqlalchemy.create_engine("sqlite://"))
 
 
 def test_wrong_options_are_named() -> None:
     """Options that can't be are refused with what they may be."""
     with pytest.raises(StoreConfigError, match="driver must be 'asyncpg' or 'psycopg'"):
-        PgBackend("postgresql://host/db", driver="pg8000")
+        AsyncPostgresStore("postgresql://host/db", driver="pg8000")
     with pytest.raises(StoreConfigError, match="prepare must be true or false"):
         connect("postgresql://host/db?prepare=perhaps")
     with pytest.raises(StoreConfigError, match="asyncpg is asynchronous"):
@@ -301,9 +301,11 @@ def test_a_connection_string_of_pairs(own_postgres: Postgres, own_url: str, kind
     text = f"host=127.0.0.1 port={own_postgres.port} user=postgres dbname={database}"
     if kind == "asyncpg":
         with pytest.raises(StoreConfigError, match="postgresql://"):
-            mark(PgBackend(text, driver=kind))
+            mark(AsyncPostgresStore(text, driver=kind))
     else:
-        assert mark(PgStore(text) if kind == "sync" else PgBackend(text, driver=kind))
+        assert mark(
+            PostgresStore(text) if kind == "sync" else AsyncPostgresStore(text, driver=kind)
+        )
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,16 +320,16 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
     without("psycopg")
     with pytest.raises(StoreConfigError, match=r"pip install 'oncekey\[postgres\]'"):
-        PgStore("postgresql://host/db")
+        PostgresStore("postgresql://host/db")
     with pytest.raises(StoreConfigError, match=r"pip install 'oncekey\[postgres\]'"):
         connect("postgresql://host/db")
     with pytest.raises(StoreConfigError, match=r"pip install 'oncekey\[postgres\]'"):
-        PgBackend("postgresql://host/db", driver="psycopg")
-    assert PgBackend("postgresql://host/db").driver == "asyncpg"
+        AsyncPostgresStore("postgresql://host/db", driver="psycopg")
+    assert AsyncPostgresStore("postgresql://host/db").driver == "asyncpg"
     without("asyncpg")
-    assert PgBackend("postgresql://host/db").driver == "psycopg"
+    assert AsyncPostgresStore("postgresql://host/db").driver == "psycopg"
     with pytest.raises(StoreConfigError, match=r"pip install 'oncekey\[postgres\]'"):
-        PgBackend("postgresql+asyncpg://host/db")
+        AsyncPostgresStore("postgresql+asyncpg://host/db")
     without("asyncpg", "psycopg")
     with pytest.raises(StoreConfigError, match=r"pip install 'oncekey\[postgres\]'"):
         aconnect("postgresql://host/db")
@@ -446,7 +448,7 @@ def test_one_bad_call_does_not_take_others_down(pg_url: str) -> None:
         ),
     )
     names = ["one", "bad", "two"]
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         jobs = [Job("claim", (key(name), new_owner(), b"f", TERMS)) for name in names]
         store._run("claim", jobs)
         assert isinstance(jobs[1].error, StoreFullError)
@@ -494,7 +496,7 @@ def test_a_batch_outlives_a_deadlock(own_url: str) -> None:
     """A batch that is the victim of a deadlock falls apart into single calls, which succeed."""
     low, high = sorted(["a", "b"], key=lambda name: key(name).digest)
     lock = "SELECT FROM oncekey_records WHERE key = %s FOR UPDATE"
-    with PgStore(own_url, timeout=HANG) as store, ThreadPoolExecutor(2) as threads:
+    with PostgresStore(own_url, timeout=HANG) as store, ThreadPoolExecutor(2) as threads:
         for _ in range(5):  # it is the server that chooses the victim
             own = new_owner()
             jobs = []
@@ -541,12 +543,12 @@ def test_a_stricter_isolation_by_default(pg_url: str, level: str) -> None:
     )
     start = threading.Barrier(6)
 
-    def race(store: PgStore) -> list[Verdict]:
+    def race(store: PostgresStore) -> list[Verdict]:
         start.wait(HANG)
         return [store.claim(key(n), new_owner(), b"f", TERMS).verdict for n in range(60)]
 
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(6) as threads:
-        stores = [stack.enter_context(PgStore(pg_url)) for _ in range(6)]
+        stores = [stack.enter_context(PostgresStore(pg_url)) for _ in range(6)]
         verdicts = list(threads.map(race, stores))
     for number in range(60):
         found = sorted(each[number] for each in verdicts)
@@ -562,7 +564,7 @@ def test_a_fence_that_can_not_be_holds_nothing(pg_url: str, open_store: Open, fe
 
 def test_fences_and_no_fences_in_one_batch(pg_url: str) -> None:
     """Releases with and without a fence may share a statement."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         own = new_owner()
         fences = [store.claim(key(n), own, b"f", TERMS).fence for n in range(4)]
         jobs = [Job("release", (key(n), own, None if n % 2 else fences[n])) for n in range(4)] + [
@@ -575,7 +577,7 @@ def test_fences_and_no_fences_in_one_batch(pg_url: str) -> None:
 def test_no_secret_in_a_repr(own_url: str) -> None:
     """What a store shows of itself has no password in it."""
     url = own_url.replace("postgres@", f"postgres:{PASSWORD}@")
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         assert PASSWORD not in repr(store) + str(store)
-    assert PASSWORD not in repr(PgBackend(url))
-    assert not inspect.isabstract(PgBackend)
+    assert PASSWORD not in repr(AsyncPostgresStore(url))
+    assert not inspect.isabstract(AsyncPostgresStore)

@@ -14,14 +14,14 @@ from tests.servers.postgres import Postgres, faketime
 
 from oncekey._core.flows import new_owner
 from oncekey.models import State, Terms, Verdict
-from oncekey.stores.postgres import PgStore
+from oncekey.stores.postgres import PostgresStore
 
 LEASE = Terms(lease_ms=30_000, ttl_ms=3_600_000)
 
 
 def test_a_server_that_goes_ahead_ends_leases(timed_postgres: Postgres, timed_url: str) -> None:
     """The server's clock jumps a minute: a lease of half a minute is over, the old owner fenced."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         first = store.claim(key("k"), dead := new_owner(), b"f", LEASE)
         assert store.claim(key("k"), new_owner(), b"f", LEASE).verdict is Verdict.IN_FLIGHT
         timed_postgres.clock("+60")
@@ -35,7 +35,7 @@ def test_a_server_that_goes_ahead_ends_leases(timed_postgres: Postgres, timed_ur
 def test_fences_rise_when_the_clock_goes_back(timed_postgres: Postgres, timed_url: str) -> None:
     """The server's clock jumps to and fro by hours; every win still has a higher fence."""
     fences = []
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         for offset in ("+0", "-3600", "+60", "-7200", "-7199", "+3600", "-86400"):
             timed_postgres.clock(offset)
             own = new_owner()
@@ -49,7 +49,7 @@ def test_fences_rise_when_the_clock_goes_back(timed_postgres: Postgres, timed_ur
 
 def test_a_lease_runs_by_the_clock_as_it_is(timed_postgres: Postgres, timed_url: str) -> None:
     """After the clock went back an hour, leases are counted from the time that it shows."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         timed_postgres.clock("-3600")
         own = new_owner()
         won = store.claim(key("k"), own, b"f", LEASE)
@@ -68,7 +68,7 @@ def test_a_completed_record_outlives_a_clock_that_goes_back(
     timed_postgres: Postgres, timed_url: str
 ) -> None:
     """An answer replays, and a mark stays a mark, when the clock goes back behind their making."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", LEASE)
         assert store.complete(key("k"), own, won.fence, b"j1", LEASE)
         assert store.first_seen(key("m"), LEASE)
@@ -82,7 +82,7 @@ def test_a_completed_record_outlives_a_clock_that_goes_back(
 
 def test_an_owner_completes_across_a_jump(timed_postgres: Postgres, timed_url: str) -> None:
     """A handler that ran while the clock went back an hour still records its outcome."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", LEASE)
         timed_postgres.clock("-3600")
         assert store.renew(key("k"), own, won.fence, LEASE)
@@ -96,11 +96,11 @@ CLIENT = """
     import sys, time
     from oncekey._core.flows import new_owner
     from oncekey.models import Key, Scope, Terms
-    from oncekey.stores.postgres import PgStore
+    from oncekey.stores.postgres import PostgresStore
 
     key = lambda name: Key(Scope("once", "postgres"), name)
     terms = Terms(lease_ms=30_000, ttl_ms=86_400_000)
-    with PgStore(sys.argv[1]) as store:
+    with PostgresStore(sys.argv[1]) as store:
         own = new_owner()
         won = store.claim(key("theirs"), own, b"f", terms)
         found = store.claim(key("ours"), new_owner(), b"f", terms)
@@ -113,7 +113,7 @@ CLIENT = """
 @pytest.mark.parametrize("shift", ["+30d", "-30d"])
 def test_the_clients_clock_is_of_no_account(pg_url: str, shift: str) -> None:
     """A client whose clock is a month off claims, and is refused, by the server's time."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         assert store.claim(key("ours"), new_owner(), b"f", TERMS).verdict is Verdict.WON
         before = store.now()
         done = subprocess.run(
@@ -147,7 +147,7 @@ def test_no_call_asks_for_the_time_here(pg_url: str, monkeypatch: pytest.MonkeyP
     """With a client clock that stands at 1970 everything goes on as ever."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", TERMS)
         assert won.fence > 1_600_000_000_000_000
         assert store.renew(key("k"), own, won.fence, TERMS)

@@ -31,7 +31,7 @@ from oncekey._core.flows import new_owner
 from oncekey.errors import StoreConfigError, StoreTimeoutError
 from oncekey.models import Verdict
 from oncekey.stores._links import PsycopgLink
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 SHORT = 0.4  # seconds: the deadline of a call in these tests
 HANG = 20.0  # far more than a few deadlines: whoever takes so long hangs
@@ -110,13 +110,13 @@ async def aoverdue(call: Any) -> StoreTimeoutError:
     return caught.value
 
 
-def use(store: PgStore, name: str) -> None:
+def use(store: PostgresStore, name: str) -> None:
     won = store.claim(key(name), owner := new_owner(), b"f", TERMS)
     assert won.verdict is Verdict.WON
     assert store.complete(key(name), owner, won.fence, b"j1", TERMS)
 
 
-async def ause(store: PgBackend, name: str) -> None:
+async def ause(store: AsyncPostgresStore, name: str) -> None:
     won = await store.claim(key(name), owner := new_owner(), b"f", TERMS)
     assert won.verdict is Verdict.WON
     assert await store.complete(key(name), owner, won.fence, b"j1", TERMS)
@@ -128,7 +128,10 @@ async def ause(store: PgBackend, name: str) -> None:
 @pytest.mark.parametrize("source", SYNC, ids=label)
 def test_a_call_without_an_answer_ends(source: Make, wire: Wire) -> None:
     """Sync: it is unknown whether it was carried out; the same owner's next one finds out."""
-    with source(wire.url) as (given, options), PgStore(given, timeout=HANG, **options) as store:
+    with (
+        source(wire.url) as (given, options),
+        PostgresStore(given, timeout=HANG, **options) as store,
+    ):
         use(store, "warm")
         own = new_owner()
         with silent(wire, store):
@@ -142,7 +145,7 @@ def test_a_call_without_an_answer_ends(source: Make, wire: Wire) -> None:
 async def test_an_async_call_without_an_answer_ends(source: Make, wire: Wire) -> None:
     """Async: the same, whatever the store was given."""
     async with source(wire.url) as (given, options):
-        async with PgBackend(given, timeout=HANG, **options) as store:
+        async with AsyncPostgresStore(given, timeout=HANG, **options) as store:
             await ause(store, "warm")
             own = new_owner()
             with silent(wire, store):
@@ -173,14 +176,14 @@ def calls(store: Any) -> dict[str, Callable[[], Any]]:
 async def test_every_call_has_a_deadline(wire: Wire, kind: str) -> None:
     """No method of a store waits longer for a server that is silent."""
     if kind == "sync":
-        with PgStore(wire.url, timeout=HANG) as store:
+        with PostgresStore(wire.url, timeout=HANG) as store:
             use(store, "warm")
             with silent(wire, store):
                 for call in calls(store).values():
                     await asyncio.to_thread(overdue, call)
             use(store, "after")
         return
-    async with PgBackend(wire.url, driver=kind, timeout=HANG) as backend:
+    async with AsyncPostgresStore(wire.url, driver=kind, timeout=HANG) as backend:
         await ause(backend, "warm")
         with silent(wire, backend):
             for acall in calls(backend).values():
@@ -193,13 +196,13 @@ async def test_calls_for_a_pooler_have_deadlines_too(wire: Wire, kind: str) -> N
     """With prepare=False, where asyncpg wraps each call in a transaction."""
     own = new_owner()
     if kind == "sync":
-        with PgStore(wire.url, timeout=HANG, prepare=False) as store:
+        with PostgresStore(wire.url, timeout=HANG, prepare=False) as store:
             use(store, "warm")
             with silent(wire, store):
                 await asyncio.to_thread(overdue, store.claim, key("k"), own, b"f", TERMS)
             use(store, "after")
         return
-    async with PgBackend(wire.url, driver=kind, timeout=HANG, prepare=False) as backend:
+    async with AsyncPostgresStore(wire.url, driver=kind, timeout=HANG, prepare=False) as backend:
         await ause(backend, "warm")
         with silent(wire, backend):
             await aoverdue(backend.claim(key("k"), own, b"f", TERMS))
@@ -213,10 +216,10 @@ async def test_a_connection_that_is_not_made_leaves_the_outcome_known(
     """A call that could not be sent changed nothing, and its error says so."""
     with silent(wire):
         if kind == "sync":
-            with PgStore(wire.url, timeout=SHORT) as store:
+            with PostgresStore(wire.url, timeout=SHORT) as store:
                 error = await asyncio.to_thread(overdue, store.first_seen, key("k"), TERMS)
         else:
-            async with PgBackend(wire.url, driver=kind, timeout=SHORT) as backend:
+            async with AsyncPostgresStore(wire.url, driver=kind, timeout=SHORT) as backend:
                 error = await aoverdue(backend.first_seen(key("k"), TERMS))
     assert error.outcome_known
     assert "nothing was changed" in str(error)
@@ -226,14 +229,14 @@ async def test_a_connection_that_is_not_made_leaves_the_outcome_known(
 async def test_a_server_that_stands_still(own_postgres: Postgres, own_url: str, kind: str) -> None:
     """The server's processes are stopped and go on later: calls end, then work again."""
     if kind == "sync":
-        with PgStore(own_url, timeout=HANG) as store:
+        with PostgresStore(own_url, timeout=HANG) as store:
             use(store, "warm")
             with stopped(own_postgres), hurried(store):
                 await asyncio.to_thread(overdue, store.claim, key("k"), new_owner(), b"f", TERMS)
                 await asyncio.to_thread(overdue, store.now)  # nor is a new connection made
             use(store, "after")
         return
-    async with PgBackend(own_url, driver=kind, timeout=HANG) as backend:
+    async with AsyncPostgresStore(own_url, driver=kind, timeout=HANG) as backend:
         await ause(backend, "warm")
         with stopped(own_postgres), hurried(backend):
             await aoverdue(backend.claim(key("k"), new_owner(), b"f", TERMS))
@@ -249,11 +252,11 @@ async def test_of_two_hosts_the_first_is_silent(own_postgres: Postgres, kind: st
         url = f"postgresql://postgres@{hosts}/postgres?connect_timeout=2"
         asked = 0
         if kind == "sync":
-            with PgStore(url, timeout=SHORT) as store:
+            with PostgresStore(url, timeout=SHORT) as store:
                 while not (found := _or_none(store.now)):
                     asked += 1
         else:
-            async with PgBackend(url, driver=kind, timeout=SHORT) as backend:
+            async with AsyncPostgresStore(url, driver=kind, timeout=SHORT) as backend:
                 while not (found := await _aor_none(backend.now())):
                     asked += 1
         assert found > 0
@@ -277,7 +280,7 @@ async def _aor_none(call: Any) -> Any:
 
 def test_calls_that_wait_for_a_silent_batch_end_too(wire: Wire) -> None:
     """Thirty threads call while a statement hangs: each gets its error, then all goes on."""
-    with PgStore(wire.url, timeout=HANG) as store, ThreadPoolExecutor(30) as threads:
+    with PostgresStore(wire.url, timeout=HANG) as store, ThreadPoolExecutor(30) as threads:
         use(store, "warm")
         with silent(wire, store):
             claims = [
@@ -291,7 +294,7 @@ def test_calls_that_wait_for_a_silent_batch_end_too(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_tasks_that_wait_for_a_silent_batch_end_too(wire: Wire, driver: str) -> None:
     """Calls that come before, while and after a statement hangs: each gets its error."""
-    async with PgBackend(wire.url, driver=driver, timeout=HANG) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver, timeout=HANG) as store:
         await ause(store, "warm")
         with silent(wire, store):
             tasks = []
@@ -310,7 +313,7 @@ async def test_tasks_that_wait_for_a_silent_batch_end_too(wire: Wire, driver: st
 
 def test_a_guarded_call_that_waits_ends(wire: Wire) -> None:
     """A call with wait=1 on a connection that has died ends with a typed error."""
-    with PgStore(wire.url, timeout=HANG) as store:
+    with PostgresStore(wire.url, timeout=HANG) as store:
         once = Once(store, scope="deadline", wait=1)
 
         @once(key="name")
@@ -326,7 +329,7 @@ def test_a_guarded_call_that_waits_ends(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_timeout_ends_a_completion(wire: Wire, driver: str) -> None:
     """asyncio.timeout around a call whose completion gets no answer ends within two deadlines."""
-    async with PgBackend(wire.url, driver=driver, timeout=HANG) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver, timeout=HANG) as store:
         once = AsyncOnce(store, scope="deadline")
 
         @once(key="name")
@@ -347,7 +350,7 @@ async def test_a_timeout_ends_a_completion(wire: Wire, driver: str) -> None:
 
 def test_a_store_closes_while_nothing_answers(wire: Wire) -> None:
     """Sync: close ends while a call hangs."""
-    store = PgStore(wire.url, timeout=HANG)
+    store = PostgresStore(wire.url, timeout=HANG)
     use(store, "warm")
     store.wait(key("k"), 0.05)
     with silent(wire, store), ThreadPoolExecutor(2) as threads:
@@ -359,7 +362,7 @@ def test_a_store_closes_while_nothing_answers(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_an_async_store_closes_while_nothing_answers(wire: Wire, driver: str) -> None:
     """Async: aclose ends, with calls, a listener and connections for transactions open."""
-    store = PgBackend(wire.url, driver=driver, timeout=HANG)
+    store = AsyncPostgresStore(wire.url, driver=driver, timeout=HANG)
     async with store.transaction("warm"):
         await ause(store, "warm")
     await store.wait(key("k"), 0.05)
@@ -425,7 +428,10 @@ def test_a_web_server_answers_and_stops(wire: Wire) -> None:
 @pytest.mark.parametrize("when", ["begin", "commit"])
 def test_a_transaction_without_an_answer_ends(source: Make, wire: Wire, when: str) -> None:
     """Before the commit nothing was changed; of the commit itself it is not known."""
-    with source(wire.url) as (given, options), PgStore(given, timeout=HANG, **options) as store:
+    with (
+        source(wire.url) as (given, options),
+        PostgresStore(given, timeout=HANG, **options) as store,
+    ):
         with store.transaction("warm"):
             pass
 
@@ -449,7 +455,7 @@ def test_a_transaction_without_an_answer_ends(source: Make, wire: Wire, when: st
 async def test_an_async_transaction_without_an_answer_ends(source: Make, wire: Wire) -> None:
     """Async: also where the task is cancelled meanwhile, which its end is shielded from."""
     async with source(wire.url) as (given, options):
-        async with PgBackend(given, timeout=HANG, **options) as store:
+        async with AsyncPostgresStore(given, timeout=HANG, **options) as store:
             async with store.transaction("warm"):
                 pass
 
@@ -473,7 +479,7 @@ async def test_an_async_transaction_without_an_answer_ends(source: Make, wire: W
 
 def test_a_lost_commit_is_unknown(wire: Wire) -> None:
     """The commit was sent and nothing came back: only a retry tells."""
-    with PgStore(wire.url, timeout=HANG) as store:
+    with PostgresStore(wire.url, timeout=HANG) as store:
         with store.transaction("warm"):
             pass
         commit = PsycopgLink.commit
@@ -502,7 +508,7 @@ def test_a_callers_connection_has_deadlines_too(wire: Wire, library: str) -> Non
     """On a connection of the caller's, which is closed then: nobody knows what is yet to come."""
     import sqlalchemy as sa
 
-    with PgStore(wire.url, timeout=HANG) as store:
+    with PostgresStore(wire.url, timeout=HANG) as store:
         if library == "psycopg":
             on: Any = psycopg.connect(wire.url)
         else:
@@ -537,7 +543,7 @@ async def test_connections_that_died_cost_a_deadline_and_no_error(wire: Wire, ki
     if kind == "sync":
 
         def work() -> None:
-            with PgStore(wire.url, timeout=HANG) as store:
+            with PostgresStore(wire.url, timeout=HANG) as store:
                 once = Once(store, scope="stranded")
                 with once.guard("warm") as claim, store.transaction("warm"):
                     claim.answer = 1
@@ -551,7 +557,7 @@ async def test_connections_that_died_cost_a_deadline_and_no_error(wire: Wire, ki
 
         await asyncio.to_thread(work)
         return
-    async with PgBackend(wire.url, driver=kind, timeout=HANG) as backend:
+    async with AsyncPostgresStore(wire.url, driver=kind, timeout=HANG) as backend:
         once = AsyncOnce(backend, scope="stranded")
         async with once.guard("warm") as claim, backend.transaction("warm"):
             claim.answer = 1

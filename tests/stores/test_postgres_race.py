@@ -21,7 +21,7 @@ WORKER = """
     from concurrent.futures import ThreadPoolExecutor
     from oncekey._core.flows import new_owner
     from oncekey.models import Key, Scope, Terms, Verdict
-    from oncekey.stores.postgres import PgBackend, PgStore
+    from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
     kind, url, keys, claimers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     scope, terms = Scope("once", "race"), Terms(lease_ms=600_000, ttl_ms=86_400_000)
@@ -70,7 +70,7 @@ WORKER = """
             told(name, await store.claim(Key(scope, name), new_owner(), b"f", terms))
 
     async def tasks():
-        async with PgBackend(url, driver=kind) as store:
+        async with AsyncPostgresStore(url, driver=kind) as store:
             await store.now()
             together()
             await asyncio.gather(*(aclaimer(store) for _ in range(claimers)))
@@ -79,7 +79,7 @@ WORKER = """
             await asyncio.gather(*(aagain(store) for _ in range(2)))
 
     if kind == "threads":
-        with PgStore(url) as store, ThreadPoolExecutor(claimers) as threads:
+        with PostgresStore(url) as store, ThreadPoolExecutor(claimers) as threads:
             store.now()
             together()
             list(threads.map(claimer, [store] * claimers))
@@ -106,10 +106,10 @@ def together(workers: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.parametrize("partitions", [0, 3], ids=["plain", "partitioned"])
 def test_every_key_has_one_winner(postgres: Any, partitions: int) -> None:
     """Each key is won once, and everybody is replayed the winner's very bytes."""
-    from oncekey.stores.postgres import PgStore
+    from oncekey.stores.postgres import PostgresStore
 
     url = postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema(partitions=partitions)
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(WORKER)]
     workers = [

@@ -20,15 +20,14 @@ from oncekey._core.flows import new_owner
 from oncekey.cli import main
 from oncekey.errors import InvalidKeyError, StoreConfigError, StoreError
 from oncekey.models import Key, Scope, State, Verdict
-from oncekey.stores import _pg_schema
-from oncekey.stores._pg_calls import statements_in
-from oncekey.stores._pg_schema import MIGRATIONS, Migration
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore, schema
+from oncekey.stores.postgres.schema import MIGRATIONS, Migration
+from oncekey.stores.postgres.statements import statements_in
 
 FIRST = ["001 records (pre)", "002 notes (pre)"]
 
 
-def use(store: PgStore, name: Key, answer: bytes = b"j1") -> None:
+def use(store: PostgresStore, name: Key, answer: bytes = b"j1") -> None:
     won = store.claim(name, own := new_owner(), b"f", TERMS)
     assert won.verdict is Verdict.WON
     assert store.complete(name, own, won.fence, answer, TERMS)
@@ -46,7 +45,7 @@ def tables(url: str) -> list[str]:
 
 def test_migrating_again_is_harmless(postgres: Postgres) -> None:
     """The second time nothing is done, and records stay."""
-    with PgStore(postgres.database()) as store:
+    with PostgresStore(postgres.database()) as store:
         assert store.create_schema() == FIRST
         use(store, key("k"))
         assert store.create_schema() == []
@@ -57,9 +56,9 @@ def test_migrating_again_is_harmless(postgres: Postgres) -> None:
 
 MIGRATE = """
     import sys
-    from oncekey.stores.postgres import PgStore
+    from oncekey.stores.postgres import PostgresStore
 
-    with PgStore(sys.argv[1]) as store:
+    with PostgresStore(sys.argv[1]) as store:
         store.now()
         print("ready", flush=True)
         sys.stdin.readline()
@@ -100,18 +99,20 @@ NEXT = [
 ]
 
 
-def run_migrations(store: PgStore, step: str | None, migrations: Sequence[Migration]) -> list[str]:
-    with mock.patch.object(_pg_schema, "MIGRATIONS", migrations):
+def run_migrations(
+    store: PostgresStore, step: str | None, migrations: Sequence[Migration]
+) -> list[str]:
+    with mock.patch.object(schema, "MIGRATIONS", migrations):
         return store.create_schema(step=step)
 
 
 def test_a_migration_comes_in_two_steps(pg_url: str) -> None:
     """After ``pre`` old code goes on, also with statements it had prepared; then comes ``post``."""
-    with PgStore(pg_url) as old, PgStore(pg_url) as new:
+    with PostgresStore(pg_url) as old, PostgresStore(pg_url) as new:
         use(old, key("before"))
         assert run_migrations(new, "pre", NEXT) == ["090 note (pre)"]
         use(old, key("between"))
-        with PgStore(pg_url) as fresh:
+        with PostgresStore(pg_url) as fresh:
             use(fresh, key("a fresh old one"))
         assert run_migrations(new, "pre", NEXT) == []
         assert run_migrations(new, "post", NEXT) == ["090 note (post)"]
@@ -122,7 +123,7 @@ def test_a_migration_comes_in_two_steps(pg_url: str) -> None:
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_prepared_statements_outlive_a_migration(pg_url: str, driver: str) -> None:
     """A column and an index are added under a running async store: no call fails."""
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         for change in (
             "SELECT 1",
             "ALTER TABLE oncekey_records ADD COLUMN note text",
@@ -142,7 +143,7 @@ async def test_prepared_statements_outlive_a_migration(pg_url: str, driver: str)
 def test_a_failed_migration_leaves_the_schema_as_it_was(pg_url: str) -> None:
     """Either all of the migrations are done or none, and the connection is not left in between."""
     wrong = [*NEXT, Migration(91, "pre", "wrong", "ALTER TABLE no_such ADD COLUMN a int;\n")]
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         with pytest.raises(StoreError):
             run_migrations(store, None, wrong)
         rows = sql(pg_url, "SELECT version, step FROM oncekey_schema")
@@ -153,10 +154,10 @@ def test_a_failed_migration_leaves_the_schema_as_it_was(pg_url: str) -> None:
 
 def test_a_wrong_step_or_number_of_partitions_is_named(pg_url: str, postgres: Postgres) -> None:
     """Wrong options of create_schema are errors that say what is allowed."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         with pytest.raises(StoreConfigError, match="step must be 'pre', 'post' or left out"):
             store.create_schema(step="both")
-    with PgStore(postgres.database()) as store:
+    with PostgresStore(postgres.database()) as store:
         for number in (1, -4, 5000):
             with pytest.raises(StoreConfigError, match="partitions must be 2 to 1024"):
                 store.create_schema(partitions=number)
@@ -223,7 +224,7 @@ def test_drift_is_named(pg_url: str, change: str, named: str) -> None:
     ):
         change = change.replace("en_US.utf8", "POSIX")
     sql(pg_url, change)
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         with pytest.raises(StoreConfigError) as caught:
             store.claim(key("k"), new_owner(), b"", TERMS)
     assert named in str(caught.value)
@@ -235,7 +236,7 @@ async def test_drift_is_named_to_async_callers(pg_url: str) -> None:
     import asyncio
 
     sql(pg_url, "ALTER TABLE oncekey_records RENAME TO elsewhere")
-    async with PgBackend(pg_url) as store:
+    async with AsyncPostgresStore(pg_url) as store:
         calls = [store.claim(key(n), new_owner(), b"", TERMS) for n in range(5)]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, StoreConfigError)
@@ -247,17 +248,17 @@ async def test_drift_is_named_to_async_callers(pg_url: str) -> None:
 def test_a_newer_schema_before_its_second_step_is_fine(pg_url: str) -> None:
     """Old code works on a schema that a newer version has prepared, not finished."""
     sql(pg_url, "INSERT INTO oncekey_schema VALUES (99, 'pre')")
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         use(store, key("k"))
 
 
 def test_unlogged_partitions_are_drift(postgres: Postgres) -> None:
     """A partition that a crash would empty is refused like a table that it would empty."""
     url = postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema(partitions=2)
     sql(url, "ALTER TABLE oncekey_records_1 SET UNLOGGED")
-    with PgStore(url) as store, pytest.raises(StoreConfigError, match="UNLOGGED"):
+    with PostgresStore(url) as store, pytest.raises(StoreConfigError, match="UNLOGGED"):
         store.claim(key("k"), new_owner(), b"", TERMS)
 
 
@@ -305,7 +306,7 @@ def test_every_statement_for_a_key_names_tenant_key_and_scope() -> None:
 def test_partitions_are_made_and_used(postgres: Postgres) -> None:
     """Records spread over the hash partitions, each with the table's storage options."""
     url = postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         assert store.create_schema(partitions=4) == FIRST
         for number in range(64):
             use(store, key(number))
@@ -328,7 +329,9 @@ async def test_answers_come_back_byte_by_byte(pg_url: str, driver: str) -> None:
     answers = [bytes(range(256)) * 4, b"", b"\0", b"\\x00", os.urandom(1 << 20), b"j" + b"\xff" * 9]
     names = [Key(Scope("once", "söße", "日本", "🔑", '"\\'), f"{n}") for n in range(len(answers))]
     sql(pg_url, f"ALTER DATABASE {pg_url.rpartition('/')[2]} SET bytea_output = 'escape'")
-    store: Any = PgStore(pg_url) if driver == "sync" else PgBackend(pg_url, driver=driver)
+    store: Any = (
+        PostgresStore(pg_url) if driver == "sync" else AsyncPostgresStore(pg_url, driver=driver)
+    )
 
     async def call(method: str, *args: Any) -> Any:
         found = getattr(store, method)(*args)
@@ -360,7 +363,7 @@ async def test_databases_of_other_encodings(
         f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'",
     )
     url = own_postgres.url(name)
-    store: Any = PgStore(url) if driver == "sync" else PgBackend(url, driver=driver)
+    store: Any = PostgresStore(url) if driver == "sync" else AsyncPostgresStore(url, driver=driver)
 
     async def call(method: str, *args: Any) -> Any:
         found = getattr(store, method)(*args)
@@ -386,7 +389,7 @@ async def test_databases_of_other_encodings(
 
 def test_tenants_are_apart(pg_url: str) -> None:
     """Two stores with a tenant each use one table and see nothing of each other."""
-    with PgStore(pg_url, tenant="a") as a, PgStore(pg_url, tenant="b") as b:
+    with PostgresStore(pg_url, tenant="a") as a, PostgresStore(pg_url, tenant="b") as b:
         use(a, key("k"), b"ja")
         assert b.read(key("k")) is None
         use(b, key("k"), b"jb")
@@ -402,7 +405,7 @@ def test_tenants_are_apart(pg_url: str) -> None:
 def test_a_tenant_that_can_not_be_is_refused(tenant: str) -> None:
     """A tenant that PostgreSQL could not keep is refused at once."""
     with pytest.raises(InvalidKeyError, match="tenant"):
-        PgStore("postgresql://nowhere", tenant=tenant)
+        PostgresStore("postgresql://nowhere", tenant=tenant)
 
 
 @pytest.fixture(params=[0, 4], ids=["plain", "partitioned"])
@@ -411,7 +414,7 @@ def secured(request: pytest.FixtureRequest, own_postgres: Postgres) -> Iterator[
     admin = own_postgres.database()
     database = admin.rpartition("/")[2]
     roles = [f"alice_{database}", f"bob_{database}"]
-    with PgStore(admin) as store:
+    with PostgresStore(admin) as store:
         store.create_schema(row_security=True, partitions=request.param)
     for role in roles:
         sql(
@@ -426,7 +429,7 @@ def secured(request: pytest.FixtureRequest, own_postgres: Postgres) -> Iterator[
 def test_roles_see_only_their_own_rows(secured: Any) -> None:
     """Two roles use the same scope and key: two records, and no way to the other's."""
     ((alice, alice_url), (bob, bob_url)), admin = secured
-    with PgStore(alice_url, tenant=alice) as a, PgStore(bob_url, tenant=bob) as b:
+    with PostgresStore(alice_url, tenant=alice) as a, PostgresStore(bob_url, tenant=bob) as b:
         use(a, key("k"), b"jalice")
         use(b, key("k"), b"jbob")
         assert a.claim(key("k"), new_owner(), b"f", TERMS).answer == b"jalice"
@@ -463,7 +466,7 @@ def test_the_wrong_tenant_is_named(secured: Any) -> None:
     """With row-level security a store must have its role's name as tenant; the error says so."""
     ((alice, alice_url), (bob, _)), _ = secured
     for tenant in ("", bob):
-        with PgStore(alice_url, tenant=tenant) as store:
+        with PostgresStore(alice_url, tenant=tenant) as store:
             with pytest.raises(StoreConfigError, match=f"pass tenant='{alice}'"):
                 store.claim(key("k"), new_owner(), b"", TERMS)
             with pytest.raises(StoreConfigError, match=f"pass tenant='{alice}'"):
@@ -518,7 +521,7 @@ def test_alembic_makes_the_schema(
     config.set_main_option("script_location", str(tmp_path))
     config.set_main_option("sqlalchemy.url", url.replace("postgresql://", "postgresql+psycopg://"))
     command.upgrade(config, "head")
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         use(store, key("k"))
         assert store.create_schema() == []
         record = store.read(key("k"))
@@ -533,7 +536,7 @@ def test_printed_statements_are_all_that_is_needed(
     url = postgres.database()
     with psycopg.connect(url) as connection:
         connection.execute(printed(capsys))
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         assert store.create_schema() == []
         use(store, key("k"))
 

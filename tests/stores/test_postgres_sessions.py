@@ -32,10 +32,11 @@ from oncekey.errors import (
 )
 from oncekey.models import State, Verdict
 from oncekey.stores._batching import Job
-from oncekey.stores._pg_calls import run_jobs, statements_in
-from oncekey.stores._pg_errors import named
-from oncekey.stores._pg_face import GRACE_MS, SWEEP_PAGES
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.stores.postgres.calls import run_jobs
+from oncekey.stores.postgres.errors import named
+from oncekey.stores.postgres.face import GRACE_MS, SWEEP_PAGES
+from oncekey.stores.postgres.statements import statements_in
 
 Make = Callable[..., Any]
 HANG = 20.0
@@ -49,11 +50,11 @@ KINDS = ["sync", "asyncpg", "psycopg"]
 async def test_lanes_compile_nothing(pg_url: str, kind: str) -> None:
     """Own sessions prefer indexes, which makes scans look dear: so JIT is off on them."""
     if kind == "sync":
-        with PgStore(pg_url) as store:
+        with PostgresStore(pg_url) as store:
             for lane in ("claim", "settle", "other"):
                 assert store._source.fetch(lane, "SHOW jit", []) == [("off",)]
         return
-    async with PgBackend(pg_url, driver=kind) as backend:
+    async with AsyncPostgresStore(pg_url, driver=kind) as backend:
         for lane in ("claim", "settle", "other"):
             rows = await backend._source.fetch(lane, "SHOW jit", [])
             assert [tuple(row) for row in rows] == [("off",)]
@@ -99,7 +100,7 @@ def test_a_server_that_compiles_stays_fast() -> None:
         url = server.database()
         if sql(url, "SELECT pg_jit_available()") != [(True,)]:
             pytest.skip("this server has no JIT")
-        with PgStore(url) as store:
+        with PostgresStore(url) as store:
             store.create_schema()
             home = store._ready()
             jobs = [Job("claim", (key(n), new_owner(), b"f", TERMS)) for n in range(3)]
@@ -129,11 +130,14 @@ async def test_a_machine_that_vanishes_is_noticed(pg_url: str, kind: str) -> Non
     """In a transaction of the store's own the server looks after a client that is silent."""
     shown = "SELECT current_setting($1)"
     if kind == "sync":
-        with PgStore(pg_url) as store, store.transaction("k") as tx:
+        with PostgresStore(pg_url) as store, store.transaction("k") as tx:
             cursor: Any = psycopg.RawCursor(tx.connection)
             found = {name: cursor.execute(shown, [name]).fetchone()[0] for name in BOUNDED}
     else:
-        async with PgBackend(pg_url, driver=kind) as backend, backend.transaction("k") as tx:
+        async with (
+            AsyncPostgresStore(pg_url, driver=kind) as backend,
+            backend.transaction("k") as tx,
+        ):
             found = {}
             for name in BOUNDED:
                 if kind == "asyncpg":
@@ -148,7 +152,7 @@ def test_what_the_owner_has_set_stays(pg_url: str) -> None:
     """A limit of the database or the URL counts, not ours."""
     name = pg_url.rpartition("/")[2]
     sql(pg_url, f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '7s'")
-    with PgStore(pg_url + "?options=-ctcp_keepalives_idle%3D99") as store:
+    with PostgresStore(pg_url + "?options=-ctcp_keepalives_idle%3D99") as store:
         with store.transaction("k") as tx:
             idle = tx.connection.execute("SHOW idle_in_transaction_session_timeout").fetchone()
             alive = tx.connection.execute("SHOW tcp_keepalives_idle").fetchone()
@@ -163,15 +167,18 @@ async def test_an_idle_transaction_frees_its_key(pg_url: str, kind: str) -> None
 
     async def idle() -> None:
         if kind == "sync":
-            with PgStore(pg_url) as store, store.transaction("k") as tx:
+            with PostgresStore(pg_url) as store, store.transaction("k") as tx:
                 tx.answer = "first"
                 _ended(pg_url)
         else:
-            async with PgBackend(pg_url, driver=kind) as backend, backend.transaction("k") as tx:
+            async with (
+                AsyncPostgresStore(pg_url, driver=kind) as backend,
+                backend.transaction("k") as tx,
+            ):
                 tx.answer = "first"
                 await asyncio.to_thread(_ended, pg_url)
 
-    with PgStore(pg_url) as other:
+    with PostgresStore(pg_url) as other:
         with pytest.raises(StoreUnavailableError) as caught:
             await idle()
         assert caught.value.retryable
@@ -215,7 +222,7 @@ def test_a_pooler_that_loses_statements_is_named(pg_url: str) -> None:
     """Prepared statements behind a transaction pooler: the error says prepare=False."""
     from tests.servers.pooler import TransactionPooler
 
-    with TransactionPooler(pg_url) as pooler, PgStore(pooler.url) as store:
+    with TransactionPooler(pg_url) as pooler, PostgresStore(pooler.url) as store:
 
         def many() -> None:
             for number in range(50):
@@ -241,7 +248,7 @@ async def test_a_primary_that_became_read_only_is_left(pg_url: str, kind: str) -
     """A session to what is no primary any more is dropped within the call, which succeeds."""
     read_only(pg_url, True)
     if kind == "sync":
-        with PgStore(pg_url) as store:
+        with PostgresStore(pg_url) as store:
             assert store.read(key("k")) is None
             with pytest.raises(StoreReadOnlyError):
                 store.claim(key("k"), new_owner(), b"f", TERMS)
@@ -253,7 +260,7 @@ async def test_a_primary_that_became_read_only_is_left(pg_url: str, kind: str) -
             with store.transaction("t") as tx:
                 tx.answer = 1
         return
-    async with PgBackend(pg_url, driver=kind) as backend:
+    async with AsyncPostgresStore(pg_url, driver=kind) as backend:
         assert await backend.read(key("k")) is None
         with pytest.raises(StoreReadOnlyError):
             await backend.claim(key("k"), new_owner(), b"f", TERMS)
@@ -272,7 +279,7 @@ async def test_a_primary_that_became_read_only_is_left(pg_url: str, kind: str) -
 def test_a_pool_leaves_a_read_only_server(source: Make, pg_url: str) -> None:
     """Of what was passed in, such a connection is closed: the next one may be to the primary."""
     read_only(pg_url, True)
-    with source(pg_url) as (given, options), PgStore(given, **options) as store:
+    with source(pg_url) as (given, options), PostgresStore(given, **options) as store:
         with pytest.raises(StoreReadOnlyError):
             store.claim(key("k"), new_owner(), b"f", TERMS)
         read_only(pg_url, False)
@@ -283,7 +290,7 @@ def test_a_pool_leaves_a_read_only_server(source: Make, pg_url: str) -> None:
 async def test_an_async_pool_leaves_a_read_only_server(source: Make, pg_url: str) -> None:
     """Async: the same."""
     read_only(pg_url, True)
-    async with source(pg_url) as (given, options), PgBackend(given, **options) as store:
+    async with source(pg_url) as (given, options), AsyncPostgresStore(given, **options) as store:
         with pytest.raises(StoreReadOnlyError):
             await store.claim(key("k"), new_owner(), b"f", TERMS)
         read_only(pg_url, False)
@@ -390,10 +397,10 @@ async def test_a_certificate_that_is_refused_is_named(
 
     async def ask() -> None:
         if kind == "sync":
-            with PgStore(url) as store:
+            with PostgresStore(url) as store:
                 store.now()
         else:
-            async with PgBackend(url, driver=kind) as backend:
+            async with AsyncPostgresStore(url, driver=kind) as backend:
                 await backend.now()
 
     with pytest.raises(StoreConfigError, match="certificate") as caught:
@@ -411,7 +418,7 @@ LOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 @contextlib.contextmanager
 def locked(url: str, name: str) -> Iterator[Callable[[], None]]:
     """A record on which the server lets claims wait; gives what waits until one does."""
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         won = store.claim(key(name), own := new_owner(), b"", TERMS)
         assert store.release(key(name), own, won.fence)
     with psycopg.connect(url) as other:
@@ -424,7 +431,7 @@ def locked(url: str, name: str) -> Iterator[Callable[[], None]]:
 async def test_a_cancelled_claim_is_released_in_order(pg_url: str, driver: str) -> None:
     """The claim is still under way when its caller goes: its release comes after it."""
     job = CallJob(key("k"), b"", Plan.of(Policy(lease=3600)), Codec(), "work")
-    async with PgBackend(pg_url, driver=driver, timeout=HANG) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver, timeout=HANG) as store:
         await store.first_seen(key("warm"), TERMS)
         with locked(pg_url, "k") as waits:
             claim = asyncio.ensure_future(aopen_claim(store, job))
@@ -443,7 +450,7 @@ async def test_a_cancelled_claim_is_released_in_order(pg_url: str, driver: str) 
 async def test_a_release_follows_the_claim_in_a_batch(pg_url: str, driver: str) -> None:
     """Also where a release of another key, which stands before both, sets the kinds' order."""
     with Wire(pg_url) as wire:
-        async with PgBackend(wire.url, driver=driver, timeout=HANG) as store:
+        async with AsyncPostgresStore(wire.url, driver=driver, timeout=HANG) as store:
             await store.claim(key("warm"), new_owner(), b"", TERMS)
             wire.hold()
             trips = wire.trips
@@ -471,7 +478,7 @@ async def test_a_release_follows_the_claim_in_a_batch(pg_url: str, driver: str) 
 async def test_a_call_that_was_not_sent_yet_is_never_sent(pg_url: str, driver: str) -> None:
     """A claim that is cancelled while it waits for its batch takes no key."""
     with Wire(pg_url) as wire:
-        async with PgBackend(wire.url, driver=driver, timeout=HANG) as store:
+        async with AsyncPostgresStore(wire.url, driver=driver, timeout=HANG) as store:
             await store.claim(key("warm"), new_owner(), b"", TERMS)
             wire.hold()
             busy = asyncio.ensure_future(store.claim(key("b"), new_owner(), b"", TERMS))
@@ -487,7 +494,7 @@ async def test_a_call_that_was_not_sent_yet_is_never_sent(pg_url: str, driver: s
 
 def test_an_interrupted_thread_releases_in_order(pg_url: str) -> None:
     """A release without a fence goes the way of claims, so that it can't overtake one."""
-    with PgStore(pg_url, timeout=HANG) as store, ThreadPoolExecutor(2) as threads:
+    with PostgresStore(pg_url, timeout=HANG) as store, ThreadPoolExecutor(2) as threads:
         store.first_seen(key("warm"), TERMS)
         assert store.release(key("warm"), new_owner(), 1) is False
         own = new_owner()
@@ -502,7 +509,7 @@ def test_an_interrupted_thread_releases_in_order(pg_url: str) -> None:
 
 def test_sessions_are_few(pg_url: str) -> None:
     """A store that calls, completes and sweeps has three of them."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", TERMS)
         assert store.complete(key("k"), own, won.fence, b"j1", TERMS)
         store.sweep()

@@ -17,8 +17,9 @@ from tests.servers.sources_pg import with_driver
 
 from oncekey._core.flows import new_owner
 from oncekey.models import Verdict
-from oncekey.stores._pg_calls import SQL, lock_number, statements_in
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.stores.postgres.calls import lock_number
+from oncekey.stores.postgres.statements import SQL, statements_in
 
 HANG = 30
 TABLES = ("oncekey_records", "oncekey_waiters", "oncekey_state", "oncekey_schema")
@@ -69,14 +70,14 @@ async def run_on(library: str, url: str, shadow: list[str], name: str) -> bool:
             await connection.execute(path)
             for statement in shadow:
                 await connection.execute(statement)
-            async with PgBackend(url) as backend:
+            async with AsyncPostgresStore(url) as backend:
                 async with backend.transaction(name, on=connection) as tx:
                     if not tx.replayed:
                         await connection.execute(effect)
                 return not tx.replayed
         finally:
             await connection.close()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         if library == "psycopg":
             with psycopg.connect(url, autocommit=True) as on:
                 for statement in (path, *shadow):
@@ -126,7 +127,7 @@ def test_a_pool_with_temporary_copies_finds_the_tables(pg_url: str) -> None:
         connection.commit()
 
     with ConnectionPool(pg_url, min_size=1, max_size=1, configure=spoiled) as pool:
-        with PgStore(pool) as store, PgStore(pg_url) as other:
+        with PostgresStore(pool) as store, PostgresStore(pg_url) as other:
             assert store.first_seen(key("k"), TERMS)
             assert not other.first_seen(key("k"), TERMS)
             store.sweep()
@@ -144,7 +145,7 @@ async def test_a_schema_of_any_name(pg_url: str, name: str) -> None:
         "DROP TABLE public.oncekey_records, public.oncekey_waiters, public.oncekey_state, "
         "public.oncekey_schema",
     )
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         store.create_schema()
         assert store.first_seen(key("k"), TERMS)
         assert store.sweep() == 0
@@ -155,7 +156,7 @@ async def test_a_schema_of_any_name(pg_url: str, name: str) -> None:
             with store.transaction("t", on=on) as tx:
                 tx.answer = 1
         engine.dispose()
-    async with PgBackend(pg_url, driver="asyncpg") as backend:
+    async with AsyncPostgresStore(pg_url, driver="asyncpg") as backend:
         assert not await backend.first_seen(key("k"), TERMS)
         async with backend.transaction("t") as atx:
             assert atx.replayed
@@ -189,7 +190,7 @@ def tenants(own_postgres: Postgres) -> Iterator[tuple[list[tuple[str, str]], str
     admin = own_postgres.database()
     database = admin.rpartition("/")[2]
     roles = [f"ann_{database}", f"ben_{database}"]
-    with PgStore(admin) as store:
+    with PostgresStore(admin) as store:
         store.create_schema(row_security=True)
     page = Path(__file__).parents[2] / "docs" / "howto" / "use-postgresql.md"
     grants = page.read_text("utf-8").partition("```sql\nGRANT")[2].partition("```")[0]
@@ -203,7 +204,7 @@ def tenants(own_postgres: Postgres) -> Iterator[tuple[list[tuple[str, str]], str
 def test_a_tenant_has_no_more_rights_than_it_needs(tenants: Any) -> None:
     """It works, and can change neither the store's id nor whose record a row is."""
     ((ann, ann_url), _), _ = tenants
-    with PgStore(ann_url, tenant=ann) as store:
+    with PostgresStore(ann_url, tenant=ann) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", TERMS)
         assert store.renew(key("k"), own, won.fence, TERMS)
         assert store.complete(key("k"), own, won.fence, b"j1", TERMS)
@@ -232,7 +233,7 @@ def test_a_tenant_has_no_more_rights_than_it_needs(tenants: Any) -> None:
 def test_a_page_that_can_not_be_does_no_harm(tenants: Any, page: int) -> None:
     """A tenant may write the page of the sweep: whatever it writes, the other's rows are swept."""
     ((_, ann_url), (ben, ben_url)), admin = tenants
-    with PgStore(ben_url, tenant=ben) as store:
+    with PostgresStore(ben_url, tenant=ben) as store:
         for number in range(20):
             assert store.first_seen(key(number), TERMS)
         sql(ann_url, f"UPDATE oncekey_state SET page = {page}")
@@ -249,7 +250,7 @@ def test_tenants_don_t_wait_for_each_other(tenants: Any, pg_url: str, secured: b
     ((ann, ann_url), (ben, ben_url)), _ = tenants
     if not secured:
         ann_url = ben_url = pg_url
-    with PgStore(ann_url, tenant=ann) as one, PgStore(ben_url, tenant=ben) as other:
+    with PostgresStore(ann_url, tenant=ann) as one, PostgresStore(ben_url, tenant=ben) as other:
         with one.transaction("k"), ThreadPoolExecutor(1) as thread:
 
             def work() -> bool:
@@ -272,8 +273,8 @@ async def test_what_is_announced_says_nothing_to_others(tenants: Any) -> None:
     with psycopg.connect(ann_url, autocommit=True) as eavesdropper:
         eavesdropper.execute("LISTEN oncekey")
         async with (
-            PgBackend(ben_url, tenant=ben) as waiter,
-            PgBackend(ben_url, tenant=ben) as worker,
+            AsyncPostgresStore(ben_url, tenant=ben) as waiter,
+            AsyncPostgresStore(ben_url, tenant=ben) as worker,
         ):
             woken: list[bytes] = []
             heard = waiter._heard

@@ -17,19 +17,19 @@ from tests.servers.sources_pg import ASYNC, SYNC, _async_engine, label
 from oncekey._core.flows import new_owner
 from oncekey.errors import StoreClosedError, StoreError, StoreUnavailableError
 from oncekey.models import State, Verdict
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 Make = Callable[..., Any]
 FIRST = ["001 records (pre)", "002 notes (pre)"]
 
 
-def use(store: PgStore, name: str = "k") -> None:
+def use(store: PostgresStore, name: str = "k") -> None:
     won = store.claim(key(name), owner := new_owner(), b"f", TERMS)
     assert won.verdict is Verdict.WON
     assert store.complete(key(name), owner, won.fence, b"j1", TERMS)
 
 
-async def ause(store: PgBackend, name: str = "k") -> None:
+async def ause(store: AsyncPostgresStore, name: str = "k") -> None:
     won = await store.claim(key(name), owner := new_owner(), b"f", TERMS)
     assert won.verdict is Verdict.WON
     assert await store.complete(key(name), owner, won.fence, b"j1", TERMS)
@@ -40,7 +40,7 @@ async def ause(store: PgBackend, name: str = "k") -> None:
 
 def test_a_sync_store_closes_what_it_opened(pg_url: str) -> None:
     """After close nobody is connected, not even the listener, and a call says that it is closed."""
-    store = PgStore(pg_url)
+    store = PostgresStore(pg_url)
     use(store)
     store.wait(key("k2"), 0.05)
     eventually(lambda: any("LISTEN" in query for _, query in sessions(pg_url)), "listening")
@@ -55,7 +55,7 @@ def test_a_sync_store_closes_what_it_opened(pg_url: str) -> None:
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_an_async_store_closes_what_it_opened(pg_url: str, driver: str) -> None:
     """After aclose nobody is connected, not even the listener, and a call says so."""
-    store = PgBackend(pg_url, driver=driver)
+    store = AsyncPostgresStore(pg_url, driver=driver)
     await ause(store)
     await store.wait(key("k2"), 0.05)
     await asyncio.to_thread(
@@ -73,9 +73,9 @@ async def test_an_async_store_closes_what_it_opened(pg_url: str, driver: str) ->
 def test_what_a_sync_store_was_given_stays_open(source: Make, pg_url: str) -> None:
     """Closing a store leaves a pool or an engine as it was; another store can go on with it."""
     with source(pg_url) as (given, options):
-        with PgStore(given, **options) as store:
+        with PostgresStore(given, **options) as store:
             use(store)
-        with PgStore(given, **options) as store:
+        with PostgresStore(given, **options) as store:
             assert store.read(key("k")) is not None
 
 
@@ -83,9 +83,9 @@ def test_what_a_sync_store_was_given_stays_open(source: Make, pg_url: str) -> No
 async def test_what_an_async_store_was_given_stays_open(source: Make, pg_url: str) -> None:
     """Closing a store leaves a pool or an engine as it was; another store can go on with it."""
     async with source(pg_url) as (given, options):
-        async with PgBackend(given, **options) as store:
+        async with AsyncPostgresStore(given, **options) as store:
             await ause(store)
-        async with PgBackend(given, **options) as store:
+        async with AsyncPostgresStore(given, **options) as store:
             assert await store.read(key("k")) is not None
 
 
@@ -93,7 +93,7 @@ def test_a_pool_gets_its_connections_back_as_they_were(pg_url: str) -> None:
     """The caller's own transactions go on as before: not in autocommit, nothing left open."""
     from psycopg_pool import ConnectionPool
 
-    with ConnectionPool(pg_url, min_size=1, max_size=1) as pool, PgStore(pool) as store:
+    with ConnectionPool(pg_url, min_size=1, max_size=1) as pool, PostgresStore(pool) as store:
         use(store)
         with pool.connection() as connection:
             assert not connection.autocommit
@@ -107,7 +107,7 @@ def test_a_pool_gets_its_connections_back_as_they_were(pg_url: str) -> None:
 def test_a_sync_store_makes_the_schema(source: Make, postgres: Postgres) -> None:
     """create_schema works on whatever the store was given, and leaves no transaction open."""
     url = postgres.database()
-    with source(url) as (given, options), PgStore(given, **options) as store:
+    with source(url) as (given, options), PostgresStore(given, **options) as store:
         assert store.create_schema() == FIRST
         assert store.create_schema() == []
         use(store)
@@ -117,7 +117,7 @@ def test_a_sync_store_makes_the_schema(source: Make, postgres: Postgres) -> None
 async def test_an_async_store_makes_the_schema(source: Make, postgres: Postgres) -> None:
     """create_schema works on whatever the store was given, and leaves no transaction open."""
     async with source(postgres.database()) as (given, options):
-        async with PgBackend(given, **options) as store:
+        async with AsyncPostgresStore(given, **options) as store:
             assert await store.create_schema() == FIRST
             assert await store.create_schema() == []
             await ause(store)
@@ -128,7 +128,7 @@ def test_a_schema_that_fails_halfway_leaves_nothing(source: Make, postgres: Post
     """A table in the way ends create_schema with an error, and nothing of it stays."""
     url = postgres.database()
     sql(url, "CREATE TABLE oncekey_state (wrong int)")
-    with source(url) as (given, options), PgStore(given, **options) as store:
+    with source(url) as (given, options), PostgresStore(given, **options) as store:
         with pytest.raises(StoreError):
             store.create_schema()
         left = sql(url, "SELECT relname FROM pg_class WHERE relname LIKE 'oncekey%'")
@@ -145,7 +145,7 @@ async def test_an_async_schema_that_fails_halfway_leaves_nothing(
     url = postgres.database()
     sql(url, "CREATE TABLE oncekey_state (wrong int)")
     async with source(url) as (given, options):
-        async with PgBackend(given, **options) as store:
+        async with AsyncPostgresStore(given, **options) as store:
             with pytest.raises(StoreError):
                 await store.create_schema()
             left = sql(url, "SELECT relname FROM pg_class WHERE relname LIKE 'oncekey%'")
@@ -165,7 +165,7 @@ KILL = (
 
 def test_a_sync_store_goes_on_after_its_connections_were_ended(pg_url: str) -> None:
     """A connection that was ended while idle is noticed before it is used: no call fails."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         use(store, "before")
         sql(pg_url, KILL)
         use(store, "after")
@@ -176,7 +176,7 @@ async def test_an_async_store_goes_on_after_its_connections_were_ended(
     pg_url: str, driver: str
 ) -> None:
     """A connection that was ended while idle is noticed before it is used: no call fails."""
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         await ause(store, "before")
         await asyncio.to_thread(sql, pg_url, KILL)
         await ause(store, "after")
@@ -185,7 +185,7 @@ async def test_an_async_store_goes_on_after_its_connections_were_ended(
 @pytest.mark.parametrize("source", SYNC[1:], ids=label)
 def test_a_pool_gets_rid_of_ended_connections(source: Make, pg_url: str) -> None:
     """Every connection of a pool was ended: each fails at most once, then all is well again."""
-    with source(pg_url) as (given, options), PgStore(given, listen=False, **options) as store:
+    with source(pg_url) as (given, options), PostgresStore(given, listen=False, **options) as store:
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(lambda n: use(store, f"before-{n}"), range(4)))
         sql(pg_url, KILL)
@@ -205,7 +205,7 @@ def test_a_pool_gets_rid_of_ended_connections(source: Make, pg_url: str) -> None
 async def test_an_async_pool_gets_rid_of_ended_connections(source: Make, pg_url: str) -> None:
     """Every connection of a pool was ended: each fails at most once, then all is well again."""
     async with source(pg_url) as (given, options):
-        async with PgBackend(given, listen=False, **options) as store:
+        async with AsyncPostgresStore(given, listen=False, **options) as store:
             await asyncio.gather(*(ause(store, f"before-{n}") for n in range(4)))
             await asyncio.to_thread(sql, pg_url, KILL)
             failures = 0
@@ -227,7 +227,7 @@ async def test_an_async_pool_gets_rid_of_ended_connections(source: Make, pg_url:
 async def test_calls_outside_batches_may_come_at_the_same_time(source: Make, pg_url: str) -> None:
     """now, write and sweep from many tasks at once, from the first call on, all come through."""
     async with source(pg_url) as (given, options):
-        async with PgBackend(given, **options) as store:
+        async with AsyncPostgresStore(given, **options) as store:
             expires = 4_000_000_000_000
             calls = [
                 call
@@ -243,7 +243,7 @@ async def test_calls_outside_batches_may_come_at_the_same_time(source: Make, pg_
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_burst_from_the_start_opens_a_connection_a_lane(pg_url: str, driver: str) -> None:
     """A hundred calls of each kind at once on a fresh store: three connections, all closed."""
-    async with PgBackend(pg_url, driver=driver, listen=False) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver, listen=False) as store:
         await asyncio.gather(
             *(ause(store, f"k{n}") for n in range(100)), *(store.now() for _ in range(100))
         )
@@ -254,7 +254,7 @@ async def test_a_burst_from_the_start_opens_a_connection_a_lane(pg_url: str, dri
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_cancelled_calls_do_not_disturb_others(pg_url: str, driver: str) -> None:
     """Tasks that are cancelled in the middle of a call leave connections that still work."""
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         await ause(store, "warm")
         for round_ in range(20):
             calls = [
@@ -278,12 +278,12 @@ async def test_cancelled_calls_do_not_disturb_others(pg_url: str, driver: str) -
 # Behind a transaction pooler
 
 
-def several(store: PgStore) -> None:
+def several(store: PostgresStore) -> None:
     for number in range(4):
         use(store, str(number))
 
 
-async def aseveral(store: PgBackend) -> None:
+async def aseveral(store: AsyncPostgresStore) -> None:
     for number in range(4):
         await ause(store, str(number))
 
@@ -291,7 +291,7 @@ async def aseveral(store: PgBackend) -> None:
 def test_the_pooler_moves_clients_about(pg_url: str) -> None:
     """With prepared statements a store breaks behind a transaction pooler: the pooler is one."""
     with TransactionPooler(pg_url) as pooler:
-        with PgStore(pooler.url, prepare=True, listen=False) as store:
+        with PostgresStore(pooler.url, prepare=True, listen=False) as store:
             with pytest.raises(StoreError):
                 several(store)
         assert pooler.switches
@@ -301,13 +301,15 @@ def test_the_pooler_moves_clients_about(pg_url: str) -> None:
 async def test_the_pooler_moves_async_clients_about(pg_url: str, driver: str) -> None:
     """With prepared statements an async store breaks behind a transaction pooler too."""
 
-    async def for_a_while(store: PgBackend) -> None:
+    async def for_a_while(store: AsyncPostgresStore) -> None:
         for _ in range(4):
             await aseveral(store)
             await store.now()  # an odd number of turns: nobody keeps its place by luck
 
     with TransactionPooler(pg_url) as pooler:
-        async with PgBackend(pooler.url, driver=driver, prepare=True, listen=False) as store:
+        async with AsyncPostgresStore(
+            pooler.url, driver=driver, prepare=True, listen=False
+        ) as store:
             with pytest.raises(StoreError):
                 await for_a_while(store)
 
@@ -315,7 +317,7 @@ async def test_the_pooler_moves_async_clients_about(pg_url: str, driver: str) ->
 def test_many_threads_share_two_connections_of_a_pooler(pg_url: str) -> None:
     """With prepare=False 16 threads on 4 stores work over the pooler's two connections."""
     with TransactionPooler(pg_url) as pooler:
-        stores = [PgStore(pooler.url, prepare=False) for _ in range(4)]
+        stores = [PostgresStore(pooler.url, prepare=False) for _ in range(4)]
         with ThreadPoolExecutor(16) as threads:
             list(threads.map(lambda n: use(stores[n % 4], str(n)), range(200)))
         assert len(sessions(pg_url)) == 2
@@ -328,7 +330,7 @@ def test_many_threads_share_two_connections_of_a_pooler(pg_url: str) -> None:
 async def test_many_tasks_share_two_connections_of_a_pooler(pg_url: str, driver: str) -> None:
     """With prepare=False tasks on 4 async stores work over the pooler's two connections."""
     with TransactionPooler(pg_url) as pooler:
-        stores = [PgBackend(pooler.url, driver=driver, prepare=False) for _ in range(4)]
+        stores = [AsyncPostgresStore(pooler.url, driver=driver, prepare=False) for _ in range(4)]
         for n in range(10):
             await asyncio.gather(*(ause(stores[m % 4], f"{n}-{m}") for m in range(20)))
         assert len(sessions(pg_url)) == 2
@@ -345,7 +347,7 @@ async def test_a_pool_of_asyncpg_works_behind_a_pooler(pg_url: str) -> None:
         async with asyncpg.create_pool(
             pooler.url, min_size=1, max_size=4, statement_cache_size=0
         ) as pool:
-            async with PgBackend(pool, prepare=False) as store:
+            async with AsyncPostgresStore(pool, prepare=False) as store:
                 await asyncio.gather(*(ause(store, str(n)) for n in range(50)))
 
 
@@ -357,6 +359,6 @@ async def test_an_engine_works_behind_a_pooler(pg_url: str, driver: str) -> None
         options = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
     with TransactionPooler(pg_url) as pooler:
         async with _async_engine(pooler.url, driver, connect_args=options) as engine:
-            async with PgBackend(engine, prepare=False) as store:
+            async with AsyncPostgresStore(engine, prepare=False) as store:
                 for number in range(6):
                     await ause(store, str(number))

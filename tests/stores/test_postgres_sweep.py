@@ -15,8 +15,8 @@ from tests.servers.postgres import Postgres
 
 from oncekey._core.flows import new_owner
 from oncekey.models import Terms, Verdict
-from oncekey.stores._pg_face import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.stores.postgres.face import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES
 
 BRIEF = Terms(lease_ms=1000, ttl_ms=1000)
 HANG = 30
@@ -42,8 +42,8 @@ def fill(url: str, rows: int, purge_at: int = AGES) -> None:
 
 
 @pytest.fixture
-def store(own_url: str) -> Iterator[PgStore]:
-    with PgStore(own_url) as opened:
+def store(own_url: str) -> Iterator[PostgresStore]:
+    with PostgresStore(own_url) as opened:
         yield opened
 
 
@@ -52,7 +52,7 @@ def store(own_url: str) -> Iterator[PgStore]:
 
 def test_expired_records_leave_as_writes_go_on(timed_postgres: Postgres, timed_url: str) -> None:
     """Nobody sweeps: what is past its time and a minute more is gone after some new records."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         for number in range(50):
             assert store.first_seen(key(f"mark-{number}"), BRIEF)
             won = store.claim(key(number), own := new_owner(), b"", BRIEF)
@@ -75,7 +75,7 @@ async def test_an_async_store_sweeps_by_itself_too(
     timed_postgres: Postgres, timed_url: str, driver: str
 ) -> None:
     """Async: claims alone set it off as well, and aclose waits for the step under way."""
-    async with PgBackend(timed_url, driver=driver) as store:
+    async with AsyncPostgresStore(timed_url, driver=driver) as store:
         marks = (store.first_seen(key(n), BRIEF) for n in range(100))
         assert all(await asyncio.gather(*marks))
         timed_postgres.clock(f"+{GRACE_MS // 1000 + 10}")
@@ -88,7 +88,7 @@ def test_waiters_that_nobody_is_any_more_leave_too(
     timed_postgres: Postgres, timed_url: str
 ) -> None:
     """What asked for an outcome long ago is forgotten by a step of sweeping."""
-    with PgStore(timed_url) as store:
+    with PostgresStore(timed_url) as store:
         store.wait(key("k"), 0.03)
         assert sql(timed_url, "SELECT count(*) FROM oncekey_waiters") == [(1,)]
         timed_postgres.clock("+120")
@@ -99,7 +99,7 @@ def test_waiters_that_nobody_is_any_more_leave_too(
 # By request
 
 
-def test_sweeping_removes_what_is_past_its_time(own_url: str, store: PgStore) -> None:
+def test_sweeping_removes_what_is_past_its_time(own_url: str, store: PostgresStore) -> None:
     """sweep removes expired records and no other, and counts them."""
     fill(own_url, 500, purge_at=1000)
     store.first_seen(key("k"), TERMS)
@@ -113,16 +113,16 @@ def test_sweeping_removes_what_is_past_its_time(own_url: str, store: PgStore) ->
 async def test_sweeping_reaches_every_page(own_postgres: Postgres, partitions: int) -> None:
     """Wherever the last step stopped, delete_expired removes every record past its time."""
     url = own_postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema(partitions=partitions)
     fill(url, 20_000 if partitions else 5000, purge_at=1000)
     sql(url, f"UPDATE oncekey_state SET page = {SWEEP_PAGES}")  # as after one step by itself
-    async with PgBackend(url) as backend:
+    async with AsyncPostgresStore(url) as backend:
         await backend.delete_expired()
     assert count(url) == 0
 
 
-def test_a_step_is_small(own_url: str, store: PgStore) -> None:
+def test_a_step_is_small(own_url: str, store: PostgresStore) -> None:
     """One step passes over a few pages; the next goes on where it stopped, then begins anew."""
     fill(own_url, 20_000, purge_at=1000)
     pages = int(sql(own_url, "SELECT pg_relation_size('oncekey_records') / 8192")[0][0])
@@ -137,7 +137,7 @@ def test_a_step_is_small(own_url: str, store: PgStore) -> None:
     assert sql(own_url, "SELECT page FROM oncekey_state") == [(0,)]
 
 
-def test_one_sweeps_at_a_time(own_url: str, store: PgStore) -> None:
+def test_one_sweeps_at_a_time(own_url: str, store: PostgresStore) -> None:
     """While another has the sweepers' row, sweep gives 0 at once and calls don't wait."""
     fill(own_url, 100, purge_at=1000)
     store.now()
@@ -154,7 +154,7 @@ def test_one_sweeps_at_a_time(own_url: str, store: PgStore) -> None:
     assert store.sweep() == 100
 
 
-def test_locked_rows_are_passed_over(own_url: str, store: PgStore) -> None:
+def test_locked_rows_are_passed_over(own_url: str, store: PostgresStore) -> None:
     """A record that a transaction holds is left for a later step; nobody waits for it."""
     fill(own_url, 100, purge_at=1000)
     with ThreadPoolExecutor(1) as thread, psycopg.connect(own_url) as other:
@@ -167,7 +167,7 @@ def test_locked_rows_are_passed_over(own_url: str, store: PgStore) -> None:
 def test_partitions_are_swept(own_postgres: Postgres) -> None:
     """Sweeping walks all partitions, also where they differ in size."""
     url = own_postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema(partitions=4)
         fill(url, 5000, purge_at=1000)
         sql(url, "DELETE FROM oncekey_records_0", "VACUUM oncekey_records")
@@ -181,7 +181,7 @@ def test_partitions_are_swept(own_postgres: Postgres) -> None:
 def test_many_sweepers_remove_each_record_once(own_url: str) -> None:
     """Eight sweepers at once: together they count every record once."""
     fill(own_url, 5000, purge_at=1000)
-    stores = [PgStore(own_url) for _ in range(8)]
+    stores = [PostgresStore(own_url) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         removed = sum(threads.map(lambda store: store.sweep(100_000), stores))
         removed += stores[0].sweep(100_000) + stores[0].sweep(100_000)
@@ -207,7 +207,7 @@ def touched(url: str) -> int:
 class Meter:
     """Counts the blocks that a call reads, on the connections of one store."""
 
-    def __init__(self, url: str, store: PgStore) -> None:
+    def __init__(self, url: str, store: PostgresStore) -> None:
         self.url = url
         self.store = store
 
@@ -222,7 +222,7 @@ class Meter:
         return self._flush() - before
 
 
-def every_call(store: PgStore, name: str) -> dict[str, Callable[[], Any]]:
+def every_call(store: PostgresStore, name: str) -> dict[str, Callable[[], Any]]:
     """One call of each kind, in an order that makes sense."""
     own, held = new_owner(), new_owner()
     fences: dict[str, int] = {}
@@ -247,7 +247,7 @@ def every_call(store: PgStore, name: str) -> dict[str, Callable[[], Any]]:
 def test_calls_stay_cheap_as_the_table_grows(own_postgres: Postgres, partitions: int) -> None:
     """Plans that were made on an empty table find records by the index in one of 100,000 rows."""
     url = own_postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema(partitions=partitions)
         for warm in range(12):  # PostgreSQL settles on a plan for good after some executions
             for call in every_call(store, f"warm-{warm}").values():
@@ -259,7 +259,7 @@ def test_calls_stay_cheap_as_the_table_grows(own_postgres: Postgres, partitions:
     assert cost["replay"] > 0  # the meter measures
 
 
-def test_batches_stay_cheap_as_the_table_grows(own_url: str, store: PgStore) -> None:
+def test_batches_stay_cheap_as_the_table_grows(own_url: str, store: PostgresStore) -> None:
     """The same for batches: a claim or completion among fifty reads a few blocks."""
     from oncekey.stores._batching import Job
 
@@ -283,7 +283,7 @@ def test_batches_stay_cheap_as_the_table_grows(own_url: str, store: PgStore) -> 
     assert max(claimed, completed) < 50 * 20
 
 
-def step_cost(url: str, store: PgStore) -> int:
+def step_cost(url: str, store: PostgresStore) -> int:
     def step() -> None:
         store._new_records = SWEEP_EVERY - 1
         store._maybe_sweep()
@@ -300,7 +300,7 @@ def test_a_step_of_sweeping_stays_cheap(
     cost = []
     for rows in (4000 * (partitions or 1), 100_000):
         url = own_postgres.database()
-        with PgStore(url) as store:
+        with PostgresStore(url) as store:
             store.create_schema(partitions=partitions)
             for _ in range(4):
                 step_cost(url, store)
@@ -314,7 +314,7 @@ def test_a_step_of_sweeping_stays_cheap(
     not os.environ.get("ONCEKEY_SLOW"),
     reason="fills a table with 10 million records, for minutes and gigabytes: set ONCEKEY_SLOW=1",
 )
-def test_ten_million_records(own_url: str, store: PgStore) -> None:
+def test_ten_million_records(own_url: str, store: PostgresStore) -> None:
     """With ten million records calls read a few blocks and a step of sweeping a few pages."""
     for call in every_call(store, "warm").values():
         call()

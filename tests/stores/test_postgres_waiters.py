@@ -18,7 +18,7 @@ from tests.stores.test_fork import Child
 from oncekey import AsyncOnce, Once
 from oncekey._core.flows import new_owner
 from oncekey.models import Record, State, Verdict
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 DRIVERS = ["asyncpg", "psycopg"]
 LONG = 60.0  # nobody sleeps so long: whoever returns before was woken
@@ -36,17 +36,19 @@ def registered(url: str) -> int:
 
 
 @pytest.fixture
-def other(pg_url: str) -> Iterator[PgStore]:
+def other(pg_url: str) -> Iterator[PostgresStore]:
     """Another worker, that shares nothing but the database."""
-    with PgStore(pg_url, listen=False) as store:
+    with PostgresStore(pg_url, listen=False) as store:
         yield store
 
 
 @pytest.mark.parametrize("settle", ["complete", "release"])
-def test_another_workers_outcome_wakes_a_thread(pg_url: str, other: PgStore, settle: str) -> None:
+def test_another_workers_outcome_wakes_a_thread(
+    pg_url: str, other: PostgresStore, settle: str
+) -> None:
     """A thread that would sleep for a minute is woken when another worker completes or releases."""
     won = other.claim(key("k"), own := new_owner(), b"f", TERMS)
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         waiter = threading.Thread(target=store.wait, args=(key("k"), LONG))
         waiter.start()
         eventually(lambda: listeners(pg_url) and registered(pg_url), "waiting")
@@ -60,11 +62,11 @@ def test_another_workers_outcome_wakes_a_thread(pg_url: str, other: PgStore, set
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("settle", ["complete", "release"])
 async def test_another_workers_outcome_wakes_a_task(
-    pg_url: str, other: PgStore, driver: str, settle: str
+    pg_url: str, other: PostgresStore, driver: str, settle: str
 ) -> None:
     """A task that would sleep for a minute is woken when another worker completes or releases."""
     won = other.claim(key("k"), own := new_owner(), b"f", TERMS)
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         waiter = asyncio.ensure_future(store.wait(key("k"), LONG))
         await asyncio.to_thread(
             eventually, lambda: listeners(pg_url) and registered(pg_url), "waiting"
@@ -74,12 +76,12 @@ async def test_another_workers_outcome_wakes_a_task(
         await asyncio.wait_for(waiter, HANG)
 
 
-def test_a_guarded_call_gets_another_workers_answer(pg_url: str, other: PgStore) -> None:
+def test_a_guarded_call_gets_another_workers_answer(pg_url: str, other: PostgresStore) -> None:
     """A call that waits gives the answer that another worker recorded, without running."""
     runs: list[str] = []
     started, finish = threading.Event(), threading.Event()
     theirs = Once(other, scope="wait", wait=LONG)
-    with PgStore(pg_url) as store, ThreadPoolExecutor(2) as threads:
+    with PostgresStore(pg_url) as store, ThreadPoolExecutor(2) as threads:
         store.poll_seconds = LONG
         ours = Once(store, scope="wait", wait=LONG)
 
@@ -112,7 +114,7 @@ def heard(connection: psycopg.Connection, url: str) -> list[str]:
     raise AssertionError("no notification at all")
 
 
-def test_nothing_is_announced_where_nobody_waits(pg_url: str, other: PgStore) -> None:
+def test_nothing_is_announced_where_nobody_waits(pg_url: str, other: PostgresStore) -> None:
     """Completions and releases announce nothing, unless somebody waits for that very key."""
     with psycopg.connect(pg_url, autocommit=True) as listener:
         listener.execute("LISTEN oncekey")
@@ -126,7 +128,7 @@ def test_nothing_is_announced_where_nobody_waits(pg_url: str, other: PgStore) ->
             other.first_seen(key(f"mark-{number}"), TERMS)
         assert heard(listener, pg_url) == []
         won = other.claim(key("awaited"), own, b"f", TERMS)
-        with PgStore(pg_url) as store:
+        with PostgresStore(pg_url) as store:
             waiter = threading.Thread(target=store.wait, args=(key("awaited"), LONG))
             waiter.start()
             eventually(lambda: listeners(pg_url) and registered(pg_url), "waiting")
@@ -137,10 +139,10 @@ def test_nothing_is_announced_where_nobody_waits(pg_url: str, other: PgStore) ->
         assert str(uuid.UUID(note)) == note
 
 
-def test_other_words_on_the_channel_do_no_harm(pg_url: str, other: PgStore) -> None:
+def test_other_words_on_the_channel_do_no_harm(pg_url: str, other: PostgresStore) -> None:
     """Somebody else's notifications on the channel are passed over."""
     won = other.claim(key("k"), own := new_owner(), b"f", TERMS)
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         waiter = threading.Thread(target=store.wait, args=(key("k"), LONG))
         waiter.start()
         eventually(lambda: listeners(pg_url) and registered(pg_url), "waiting")
@@ -150,9 +152,9 @@ def test_other_words_on_the_channel_do_no_harm(pg_url: str, other: PgStore) -> N
         assert not waiter.is_alive()
 
 
-def test_a_short_wait_asks_for_nothing(pg_url: str, other: PgStore) -> None:
+def test_a_short_wait_asks_for_nothing(pg_url: str, other: PostgresStore) -> None:
     """A wait of a few milliseconds neither registers nor starts a listener."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         store.wait(key("k"), 0.005)
         assert registered(pg_url) == 0
         assert store._listener is not None
@@ -174,7 +176,7 @@ class Deaf:
 
 async def test_an_outcome_between_asking_and_sleeping_is_not_missed(pg_url: str) -> None:
     """The key is completed right after the waiter looked at it: it does not sleep over that."""
-    async with PgBackend(pg_url) as store:
+    async with AsyncPostgresStore(pg_url) as store:
         store._lanes().listener = Deaf()  # type: ignore[assignment]
         won = await store.claim(key("k"), own := new_owner(), b"f", TERMS)
         look = store.read
@@ -192,7 +194,7 @@ async def test_an_outcome_between_asking_and_sleeping_is_not_missed(pg_url: str)
 
 def test_a_thread_does_not_miss_that_outcome_either(pg_url: str) -> None:
     """The same for a thread."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         won = store.claim(key("k"), own := new_owner(), b"f", TERMS)
         look = store.read
 
@@ -210,11 +212,13 @@ def test_a_thread_does_not_miss_that_outcome_either(pg_url: str) -> None:
         assert not waiter.is_alive()
 
 
-def test_an_outcome_before_the_first_asked_wakes_the_others(pg_url: str, other: PgStore) -> None:
+def test_an_outcome_before_the_first_asked_wakes_the_others(
+    pg_url: str, other: PostgresStore
+) -> None:
     """Several wait, and the outcome comes before the one that asks for all has asked: all wake."""
     won = other.claim(key("k"), own := new_owner(), b"f", TERMS)
     asking, ask = threading.Event(), threading.Event()
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         store.now()
         fetch = store._source.fetch
 
@@ -244,9 +248,9 @@ def end(url: str, pid: int) -> None:
     assert sql(url, "SELECT pg_terminate_backend(%s, 10000)", args=[pid]) == [(True,)]
 
 
-def test_threads_outlive_the_loss_of_their_listener(pg_url: str, other: PgStore) -> None:
+def test_threads_outlive_the_loss_of_their_listener(pg_url: str, other: PostgresStore) -> None:
     """Its connection is ended: the outcome is seen all the same, and listening starts again."""
-    with PgStore(pg_url) as store, ThreadPoolExecutor(1) as threads:
+    with PostgresStore(pg_url) as store, ThreadPoolExecutor(1) as threads:
         once = Once(store, scope=SCOPE.parts[0], wait=LONG)
         won = other.claim(key("k"), own := new_owner(), b"", TERMS)
 
@@ -273,10 +277,10 @@ def test_threads_outlive_the_loss_of_their_listener(pg_url: str, other: PgStore)
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_tasks_outlive_the_loss_of_their_listener(
-    pg_url: str, other: PgStore, driver: str
+    pg_url: str, other: PostgresStore, driver: str
 ) -> None:
     """Its connection is ended: the outcome is seen all the same, and listening starts again."""
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         once = AsyncOnce(store, scope=SCOPE.parts[0], wait=LONG)
         won = other.claim(key("k"), own := new_owner(), b"", TERMS)
 
@@ -305,14 +309,14 @@ async def test_tasks_outlive_the_loss_of_their_listener(
 # Waiters hold no connection
 
 
-def test_two_hundred_threads_wait_on_four_connections(pg_url: str, other: PgStore) -> None:
+def test_two_hundred_threads_wait_on_four_connections(pg_url: str, other: PostgresStore) -> None:
     """However many threads wait, the store has its three connections and its listener."""
     won = {n: other.claim(key(n), new_owner(), b"", TERMS) for n in range(2)}
     assert {reply.verdict for reply in won.values()} == {Verdict.WON}
     own = new_owner()
     fence = other.claim(key("one"), own, b"", TERMS).fence
     before = len(sessions(pg_url))
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         threads = [threading.Thread(target=store.wait, args=(key("one"), LONG)) for _ in range(200)]
         for thread in threads:
             thread.start()
@@ -329,13 +333,13 @@ def test_two_hundred_threads_wait_on_four_connections(pg_url: str, other: PgStor
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_two_hundred_tasks_wait_on_four_connections(
-    pg_url: str, other: PgStore, driver: str
+    pg_url: str, other: PostgresStore, driver: str
 ) -> None:
     """However many tasks wait, for one key or for many, the store has four connections."""
     own = new_owner()
     fences = {n: other.claim(key(n), own, b"", TERMS).fence for n in range(20)}
     before = len(sessions(pg_url))
-    async with PgBackend(pg_url, driver=driver) as store:
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
         waiters = [asyncio.ensure_future(store.wait(key(n % 20), LONG)) for n in range(200)]
 
         def all_wait() -> bool:
@@ -355,7 +359,7 @@ async def test_two_hundred_tasks_wait_on_four_connections(
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 
-def work(store: PgStore, who: str) -> int:
+def work(store: PostgresStore, who: str) -> int:
     """Use every lane; gives the number of connections that the server sees of this process."""
     for number in range(5):
         own = new_owner()
@@ -371,7 +375,7 @@ def work(store: PgStore, who: str) -> int:
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_fork_gets_connections_of_its_own(pg_url: str, closes: bool) -> None:
     """A child connects anew, also if it closes the store; the parent's sessions go on."""
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         work(store, "before")
         eventually(lambda: listeners(pg_url), "listening")
         mine = {pid for pid, _ in sessions(pg_url)}
@@ -393,10 +397,10 @@ def test_a_fork_gets_connections_of_its_own(pg_url: str, closes: bool) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_async_store_works_after_a_fork(pg_url: str, driver: str) -> None:
     """Loops of parent and child have connections of their own."""
-    store = PgBackend(pg_url, driver=driver)
+    store = AsyncPostgresStore(pg_url, driver=driver)
 
     async def mark(who: str) -> list[bool]:
-        async with PgBackend(pg_url, driver=driver) as own:
+        async with AsyncPostgresStore(pg_url, driver=driver) as own:
             await own.now()
         found = await asyncio.gather(*(store.first_seen(key(f"{who}{n}"), TERMS) for n in range(9)))
         return list(found)

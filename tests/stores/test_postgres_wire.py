@@ -18,7 +18,7 @@ from oncekey import AsyncOnce, IdempotencyStore, Once, SyncWebhookDedupStore, We
 from oncekey._core.flows import new_owner
 from oncekey.errors import IdempotencyConflictError, StoreUnavailableError
 from oncekey.models import State, Verdict
-from oncekey.stores.postgres import PgBackend, PgStore
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 DRIVERS = ["asyncpg", "psycopg"]
 HANG = 60
@@ -63,7 +63,7 @@ ONE_EACH = [(what, 1) for what, _, _ in every_kind("")]
 
 def test_each_call_is_one_round_trip(wire: Wire) -> None:
     """Once connections are warm, every decision of the sync store is one round trip."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         trips = []
         for name in ("cold", "warm", "hot"):
             trips, fence = [], 0
@@ -78,7 +78,7 @@ def test_each_call_is_one_round_trip(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_each_async_call_is_one_round_trip(wire: Wire, driver: str) -> None:
     """Once connections are warm, every decision of the async store is one round trip."""
-    async with PgBackend(wire.url, driver=driver) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver) as store:
         trips = []
         for name in ("cold", "warm", "hot"):
             trips, fence = [], 0
@@ -92,7 +92,7 @@ async def test_each_async_call_is_one_round_trip(wire: Wire, driver: str) -> Non
 
 def test_a_guarded_call_is_two_round_trips(wire: Wire) -> None:
     """A decorated function costs a claim and a completion, its replay one claim."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         once = Once(store, scope="trips")
 
         @once(key="name")
@@ -110,7 +110,7 @@ def test_a_guarded_call_is_two_round_trips(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_calls_of_one_tick_share_a_round_trip(wire: Wire, driver: str) -> None:
     """Fifty claims of different keys at once are at most three round trips; so are completions."""
-    async with PgBackend(wire.url, driver=driver) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver) as store:
         owners = [new_owner() for _ in range(50)]
         for name in ("warm", "hot"):
             with wire.counted() as claims:
@@ -137,7 +137,7 @@ async def test_calls_of_one_tick_share_a_round_trip(wire: Wire, driver: str) -> 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_claims_of_one_key_share_a_statement(wire: Wire, driver: str) -> None:
     """Fifty claims of one key at once are one statement: one wins, the others are in flight."""
-    async with PgBackend(wire.url, driver=driver) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver) as store:
         await store.claim(key("warm"), new_owner(), b"f", TERMS)
         with wire.counted() as count:
             replies = await asyncio.gather(
@@ -151,7 +151,7 @@ async def test_claims_of_one_key_share_a_statement(wire: Wire, driver: str) -> N
 
 def test_threads_share_a_round_trip(wire: Wire) -> None:
     """Threads that claim while a statement is under way go together in the next one."""
-    with PgStore(wire.url) as store, ThreadPoolExecutor(50) as threads:
+    with PostgresStore(wire.url) as store, ThreadPoolExecutor(50) as threads:
         store.claim(key("warm"), new_owner(), b"f", TERMS)
         list(threads.map(lambda n: store.claim(key(f"w{n}"), new_owner(), b"", TERMS), range(50)))
         wire.hold()
@@ -170,7 +170,7 @@ async def test_mixed_kinds_of_one_tick_all_get_their_own_answers(wire: Wire, dri
     """Claims with other payloads and terms, marks and reads of one tick don't mix up."""
     import dataclasses
 
-    async with PgBackend(wire.url, driver=driver) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver) as store:
         short = dataclasses.replace(TERMS, lease_ms=5000)
         await store.write(key("done"), b"f", b"jdone", 4_000_000_000_000)
         got = await asyncio.gather(
@@ -207,7 +207,7 @@ def test_answers_that_are_there_write_nothing(pg_url: str) -> None:
     import dataclasses
 
     remembered = dataclasses.replace(TERMS, ttl_ms=0, remember_ms=86_400_000)
-    with PgStore(pg_url) as store:
+    with PostgresStore(pg_url) as store:
         own = new_owner()
         for name, terms in (("done", TERMS), ("old", remembered)):
             won = store.claim(key(name), own, b"f", terms)
@@ -248,7 +248,7 @@ class Runs:
 
 def test_a_claim_whose_reply_is_lost_still_runs_once(wire: Wire) -> None:
     """The claim is tried again by the same owner, wins again, and the handler runs once."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         once, runs = Once(store, scope="lost"), Runs()
 
         @once(key="name")
@@ -266,7 +266,7 @@ def test_a_claim_whose_reply_is_lost_still_runs_once(wire: Wire) -> None:
 
 def test_a_completion_whose_reply_is_lost_is_recorded_once(wire: Wire) -> None:
     """The completion is tried again, finds itself on record, and holds."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         once, runs = Once(store, scope="lost"), Runs()
 
         @once(key="name")
@@ -285,7 +285,7 @@ def test_a_completion_whose_reply_is_lost_is_recorded_once(wire: Wire) -> None:
 
 def test_a_release_whose_reply_is_lost_frees_the_key(wire: Wire) -> None:
     """A handler fails and the reply to the release gets lost: the next call runs at once."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         once, runs = Once(store, scope="lost"), Runs()
 
         @once(key="name")
@@ -306,7 +306,7 @@ def test_a_release_whose_reply_is_lost_frees_the_key(wire: Wire) -> None:
 @pytest.mark.parametrize("lost", ["claim", "complete"])
 async def test_async_calls_survive_a_lost_reply(wire: Wire, driver: str, lost: str) -> None:
     """Async: a claim or a completion whose reply is lost is tried again; one run, one record."""
-    async with PgBackend(wire.url, driver=driver) as store:
+    async with AsyncPostgresStore(wire.url, driver=driver) as store:
         once, runs = AsyncOnce(store, scope="lost"), Runs()
 
         @once(key="name")
@@ -328,7 +328,7 @@ async def test_async_calls_survive_a_lost_reply(wire: Wire, driver: str, lost: s
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_requests_survive_a_lost_reply(wire: Wire, driver: str) -> None:
     """IdempotencyStore.wrap: replies of the claim and of the completion are lost; it runs once."""
-    async with PgBackend(wire.url, driver=driver) as backend:
+    async with AsyncPostgresStore(wire.url, driver=driver) as backend:
         requests, runs = IdempotencyStore(backend), Runs()
 
         class Context:
@@ -355,7 +355,7 @@ async def test_a_mark_whose_reply_is_lost_is_processed(
     wire: Wire, driver: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """check_and_record can't know whether it was first: it says so with a warning and processes."""
-    async with PgBackend(wire.url, driver=driver) as backend:
+    async with AsyncPostgresStore(wire.url, driver=driver) as backend:
         dedup = WebhookDedupStore(backend)
         await dedup.check_and_record("alice", "warm")
         wire.lose_next_reply()
@@ -373,7 +373,7 @@ def test_a_sync_mark_whose_reply_is_lost_is_processed(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sync: the same, with a warning."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         dedup = SyncWebhookDedupStore(store)
         dedup.check_and_record("alice", "warm")
         wire.lose_next_reply()
@@ -385,7 +385,7 @@ def test_a_sync_mark_whose_reply_is_lost_is_processed(
 
 def test_a_batch_whose_reply_is_lost_is_claimed_again(wire: Wire) -> None:
     """Fifty threads share a statement whose reply is lost: each tries again and runs once."""
-    with PgStore(wire.url) as store, ThreadPoolExecutor(50) as threads:
+    with PostgresStore(wire.url) as store, ThreadPoolExecutor(50) as threads:
         once, runs = Once(store, scope="lost"), Counter[str]()
         lock = threading.Lock()
 
@@ -408,7 +408,7 @@ def test_a_batch_whose_reply_is_lost_is_claimed_again(wire: Wire) -> None:
 
 def test_a_waiter_outlives_a_lost_reply(wire: Wire) -> None:
     """Asking to be told of an outcome is a courtesy: where that fails, waiting goes on."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         store.wait(key("warm"), 0.03)
         won = store.claim(key("k"), own := new_owner(), b"f", TERMS)
         wire.lose_next_reply()
@@ -434,7 +434,7 @@ def test_the_proxy_counts_and_loses(wire: Wire) -> None:
 
 def test_conflicts_reach_the_caller(wire: Wire) -> None:
     """Another payload under one key is a conflict, also right after a lost reply."""
-    with PgStore(wire.url) as store:
+    with PostgresStore(wire.url) as store:
         once = Once(store, scope="lost")
 
         @once(key="name")

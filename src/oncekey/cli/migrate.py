@@ -36,7 +36,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Migrate, check, or print."""
-    from oncekey.stores._pg_schema import printed
+    from oncekey.stores.postgres.schema import printed
 
     if arguments.sql:
         print(printed(arguments.step, arguments.partitions, arguments.row_security), end="")

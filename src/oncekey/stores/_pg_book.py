@@ -8,14 +8,14 @@ from typing import Any
 from oncekey.errors import StoreError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Terms
 from oncekey.stores._links import ended_refused
-from oncekey.stores._pg_calls import (
-    Statements,
+from oncekey.stores.postgres.calls import (
     claim_arguments,
     claim_reply,
     complete_arguments,
     hidden,
 )
-from oncekey.stores._pg_errors import named
+from oncekey.stores.postgres.errors import named
+from oncekey.stores.postgres.statements import Statements
 
 __all__ = ["PgBook"]
 

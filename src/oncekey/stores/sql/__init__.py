@@ -10,9 +10,9 @@ __all__ = ["load_migrations", "load_statements"]
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
-def load_statements(filename: str) -> dict[str, str]:
+def load_statements(filename: str, package: str = "oncekey.stores.sql") -> dict[str, str]:
     """The statements of a file, by the name in the comment above each."""
-    text = files("oncekey.stores.sql").joinpath(filename).read_text("utf-8")
+    text = files(package).joinpath(filename).read_text("utf-8")
     parts = _NAME.split(text)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 

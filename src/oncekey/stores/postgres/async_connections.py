@@ -1,4 +1,4 @@
-"""Where statements of an asynchronous store run. See ``_pg_sources.py``."""
+"""Where statements of an asynchronous store run. See ``connections.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from oncekey.drivers._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
 from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError
-from oncekey.stores._pg_errors import bad_address, bad_certificate, named, unreadable
-from oncekey.stores._pg_sources import (
+from oncekey.stores.postgres.connections import (
     CONNECT_SECONDS,
     LANE,
     SESSION,
@@ -23,6 +22,7 @@ from oncekey.stores._pg_sources import (
     psycopg_options,
     stale,
 )
+from oncekey.stores.postgres.errors import bad_address, bad_certificate, named, unreadable
 
 __all__ = ["AsyncSource", "async_source"]
 
@@ -39,7 +39,7 @@ class AsyncSource(Protocol):
 
 
 def async_source(given: object, driver: str, prepare: bool, timeout: float) -> Any:
-    """The source for what a ``PgBackend`` was given."""
+    """The source for what a ``AsyncPostgresStore`` was given."""
     if isinstance(given, str):
         kind: Any = AsyncpgSource if driver == "asyncpg" else AsyncPsycopgSource
         return kind(given, prepare, timeout)
@@ -53,9 +53,9 @@ def async_source(given: object, driver: str, prepare: bool, timeout: float) -> A
         if engine is not None and hasattr(engine, "sync_engine"):
             return AsyncEngineSource(engine, prepare, timeout)
     raise StoreConfigError(
-        f"PgBackend can't use a {type(given).__name__}: pass a URL, an asyncpg Pool, a "
+        f"AsyncPostgresStore can't use a {type(given).__name__}: pass a URL, an asyncpg Pool, a "
         "psycopg_pool.AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker; sync "
-        "ones go to PgStore"
+        "ones go to PostgresStore"
     )
 
 

@@ -26,10 +26,12 @@ from oncekey.stores._hands import (
     driver_error,
 )
 from oncekey.stores._links import Link, sync_link
-from oncekey.stores._pg_async_sources import async_source
 from oncekey.stores._pg_book import PgBook
-from oncekey.stores._pg_calls import SQL, Statements, is_fence, run_jobs
-from oncekey.stores._pg_face import (
+from oncekey.stores._waiters import Waiters
+from oncekey.stores.postgres.async_connections import async_source
+from oncekey.stores.postgres.calls import is_fence, run_jobs
+from oncekey.stores.postgres.connections import sync_source
+from oncekey.stores.postgres.face import (
     GRACE_MS,
     REGISTER_SECONDS,
     SWEEP_PAGES,
@@ -46,15 +48,14 @@ from oncekey.stores._pg_face import (
     own_options,
     plain,
 )
-from oncekey.stores._pg_listen import AsyncListener, Listener
-from oncekey.stores._pg_schema import check, migrate
-from oncekey.stores._pg_sources import sync_source
-from oncekey.stores._waiters import Waiters
+from oncekey.stores.postgres.listening import AsyncListener, Listener
+from oncekey.stores.postgres.schema import check, migrate
+from oncekey.stores.postgres.statements import SQL, Statements
 
-__all__ = ["PgBackend", "PgStore"]
+__all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 
 
-class PgStore(Face, Transactions, Store, Sweepable, Forking):
+class PostgresStore(Face, Transactions, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -309,18 +310,18 @@ class PgStore(Face, Transactions, Store, Sweepable, Forking):
 class _Lanes:
     """What belongs to one event loop."""
 
-    def __init__(self, store: PgBackend) -> None:
+    def __init__(self, store: AsyncPostgresStore) -> None:
         self.claims = LoopBatch(lambda jobs: store._run("claim", jobs))
         self.settles = LoopBatch(lambda jobs: store._run("settle", jobs))
         dsn = store._dsn
         self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
-class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
-    """The asynchronous PostgreSQL store; ``PgStore`` is its synchronous twin.
+class AsyncPostgresStore(Face, AsyncTransactions, Answers, AsyncSweepable):
+    """The asynchronous PostgreSQL store; ``PostgresStore`` is its synchronous twin.
 
-    Promises what ``PgStore`` promises. Calls that come while a statement is under way share the
-    next one.
+    Promises what ``PostgresStore`` promises. Calls that come while a statement is under way
+    share the next one.
 
     Args:
         source: A URL, an ``asyncpg.Pool``, a ``psycopg_pool.AsyncConnectionPool``, a SQLAlchemy
@@ -407,7 +408,7 @@ class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
     async def create_schema(
         self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
     ) -> list[str]:
-        """Make or bring up to date the tables. See ``PgStore.create_schema``."""
+        """Make or bring up to date the tables. See ``PostgresStore.create_schema``."""
         link = await self._own_link()  # all of it on one connection, whatever the pool
         try:
             await link.begin()
@@ -589,15 +590,15 @@ class PgBackend(Face, AsyncTransactions, Answers, AsyncSweepable):
         await self._source.aclose()
 
 
-def open_sync(url: str, options: dict[str, Any]) -> PgStore:
+def open_sync(url: str, options: dict[str, Any]) -> PostgresStore:
     """``postgresql://user:password@host:5432/database``."""
     url = own_options(url, options)
     if driver_of(url) == "asyncpg":
         raise StoreConfigError("asyncpg is asynchronous: use aconnect(), or postgresql+psycopg://")
-    return PgStore(url, **options)
+    return PostgresStore(url, **options)
 
 
-def open_async(url: str, options: dict[str, Any]) -> PgBackend:
+def open_async(url: str, options: dict[str, Any]) -> AsyncPostgresStore:
     """``postgresql://user:password@host:5432/database``."""
     url = own_options(url, options)
-    return PgBackend(url, **options)
+    return AsyncPostgresStore(url, **options)

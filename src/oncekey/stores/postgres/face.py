@@ -13,9 +13,10 @@ from oncekey.errors import StoreConfigError, StoreError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Record, State, check_text
 from oncekey.stores._batching import Job
-from oncekey.stores._pg_calls import Statement, Statements
-from oncekey.stores._pg_errors import named
 from oncekey.stores._waiters import Waiters
+from oncekey.stores.postgres.calls import Statement
+from oncekey.stores.postgres.errors import named
+from oncekey.stores.postgres.statements import Statements
 
 SWEEP_EVERY: Final = 256  # new records between two steps of sweeping
 SWEEP_PAGES: Final = 32  # pages a step passes over: a few times what those records fill

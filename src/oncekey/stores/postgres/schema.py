@@ -8,7 +8,8 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from oncekey.errors import StoreConfigError
-from oncekey.stores._pg_calls import SQL, Statement, Statements, statements_in
+from oncekey.stores.postgres.calls import Statement
+from oncekey.stores.postgres.statements import SQL, Statements, statements_in
 
 __all__ = ["MIGRATIONS", "Migration", "check", "migrate", "printed", "script"]
 
@@ -47,7 +48,7 @@ class Migration(NamedTuple):
 
 def _load() -> list[Migration]:
     found = []
-    for item in files("oncekey.stores.sql").joinpath("postgres_migrations").iterdir():
+    for item in files("oncekey.stores.postgres").joinpath("migrations").iterdir():
         match = re.fullmatch(r"(\d+)_(\w+)\.(pre|post)\.sql", item.name)
         if match is not None:
             text = item.read_text("utf-8")

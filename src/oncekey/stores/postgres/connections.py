@@ -30,7 +30,7 @@ from oncekey.errors import (
     StoreReadOnlyError,
 )
 from oncekey.stores._links import is_drivers
-from oncekey.stores._pg_errors import bad_address, named, unreadable
+from oncekey.stores.postgres.errors import bad_address, named, unreadable
 
 __all__ = ["Source", "sync_source"]
 
@@ -79,7 +79,7 @@ class Source(Protocol):
 
 
 def sync_source(given: object, prepare: bool, timeout: float) -> Any:
-    """The source for what a ``PgStore`` was given."""
+    """The source for what a ``PostgresStore`` was given."""
     if isinstance(given, str):
         return PsycopgSource(given, prepare, timeout)
     kind = to_driver(given)
@@ -90,8 +90,9 @@ def sync_source(given: object, prepare: bool, timeout: float) -> Any:
         if engine is not None and not hasattr(engine, "sync_engine"):
             return EngineSource(engine, prepare, timeout)
     raise StoreConfigError(
-        f"PgStore can't use a {type(given).__name__}: pass a URL, a psycopg_pool.ConnectionPool, a "
-        "SQLAlchemy Engine or a sessionmaker; async ones go to PgBackend"
+        f"PostgresStore can't use a {type(given).__name__}: pass a URL, a "
+        "psycopg_pool.ConnectionPool, a SQLAlchemy Engine or a sessionmaker; async ones go to "
+        "AsyncPostgresStore"
     )
 
 

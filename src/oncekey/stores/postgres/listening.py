@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from oncekey.stores._pg_sources import psycopg_options
+from oncekey.stores.postgres.connections import psycopg_options
 
 __all__ = ["AsyncListener", "Listener"]
 

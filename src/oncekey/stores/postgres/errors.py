@@ -14,7 +14,7 @@ from oncekey.errors import (
     StoreUnavailableError,
 )
 from oncekey.stores._links import aborted_refused, autocommit_refused
-from oncekey.stores._pg_calls import Contention
+from oncekey.stores.postgres.calls import Contention
 
 __all__ = ["bad_address", "bad_certificate", "named", "unreadable"]
 
