@@ -38,17 +38,21 @@ class InsertLimiter(Forking):
 
     def retry_after(self, scope: str) -> int | None:
         """``None`` if ``scope`` may make a key now, else the whole seconds until it may."""
-        now = self._clock()
         with self._lock:
             counts = self._counts.get(scope)
             if counts is None:
                 return None
-            waits = [
-                self._wait(slices, events, seconds, now)
-                for slices, (events, seconds) in zip(counts, self._windows, strict=True)
-            ]
-        longest = max(waits)
+            longest = self._longest(counts)
         return None if longest <= 0 else min(3600, max(1, ceil(longest)))
+
+    def _longest(self, counts: list[dict[int, int]]) -> float:
+        """How long until all windows have room; 0 if they have."""
+        longest = 0.0
+        for slices, (events, seconds) in zip(counts, self._windows, strict=True):
+            # Slices that are over count until they are removed: a look is only needed then.
+            if sum(slices.values()) >= events:
+                longest = max(longest, self._wait(slices, events, seconds, self._clock()))
+        return longest
 
     @staticmethod
     def _wait(slices: dict[int, int], events: int, seconds: int, now: float) -> float:
@@ -64,48 +68,32 @@ class InsertLimiter(Forking):
                 return (number + _SLICES) * width - now
         return 0.0
 
-    def admit(self, scope: str) -> int | None:
+    def admit(self, scope: str, number: int = 1) -> int | None:
         """``retry_after``, and ``count`` if there is no need to wait."""
-        now = self._clock()
         with self._lock:
             counts = self._counts.get(scope)
-            if counts is None:
-                if len(self._counts) >= _SCOPES_KEPT:
-                    self._counts.popitem(last=False)
-                self._counts[scope] = [
-                    {int(now / (seconds / _SLICES)): 1} for _, seconds in self._windows
-                ]
-                return None
-            self._counts.move_to_end(scope)
-            longest = 0.0
-            for slices, (events, seconds) in zip(counts, self._windows, strict=True):
-                # Slices that are over count until they are removed: a look is only needed then.
-                if sum(slices.values()) >= events:
-                    longest = max(longest, self._wait(slices, events, seconds, now))
+            longest = 0.0 if counts is None else self._longest(counts)
             if longest > 0:
                 return min(3600, max(1, ceil(longest)))
-            for slices, (_, seconds) in zip(counts, self._windows, strict=True):
-                current = int(now / (seconds / _SLICES))
-                if current not in slices:
-                    for old in [s for s in slices if s <= current - _SLICES]:
-                        del slices[old]
-                slices[current] = slices.get(current, 0) + 1
+            self._count(scope, counts, number)
         return None
 
     def count(self, scope: str, number: int = 1) -> None:
         """Take note of a new key of ``scope``, or with -1 of one that was none after all."""
-        now = self._clock()
         with self._lock:
-            counts = self._counts.get(scope)
-            if counts is None:
-                if len(self._counts) >= _SCOPES_KEPT:
-                    self._counts.popitem(last=False)
-                counts = self._counts[scope] = [{} for _ in self._windows]
-            else:
-                self._counts.move_to_end(scope)
-            for slices, (_, seconds) in zip(counts, self._windows, strict=True):
-                current = int(now / (seconds / _SLICES))
-                if current not in slices:
-                    for old in [s for s in slices if s <= current - _SLICES]:
-                        del slices[old]
-                slices[current] = slices.get(current, 0) + number
+            self._count(scope, self._counts.get(scope), number)
+
+    def _count(self, scope: str, counts: list[dict[int, int]] | None, number: int) -> None:
+        now = self._clock()
+        if counts is None:
+            if len(self._counts) >= _SCOPES_KEPT:
+                self._counts.popitem(last=False)
+            counts = self._counts[scope] = [{} for _ in self._windows]
+        else:
+            self._counts.move_to_end(scope)
+        for slices, (_, seconds) in zip(counts, self._windows, strict=True):
+            current = int(now / (seconds / _SLICES))
+            if current not in slices:
+                for old in [s for s in slices if s <= current - _SLICES]:
+                    del slices[old]
+            slices[current] = slices.get(current, 0) + number

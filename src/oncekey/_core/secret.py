@@ -34,6 +34,10 @@ class StoreSecret:
         self._known = b""
         self._until = 0.0
 
+    def at_hand(self) -> bytes:
+        """The secret, if the store need not be asked; else nothing."""
+        return self._known if time.monotonic() < self._until else b""
+
     def get(self) -> Flow[bytes]:
         """The secret; asks the store once in a while."""
         now = time.monotonic()

@@ -39,11 +39,11 @@ from oncekey.adapters._webhooks import (
     missing,
     read_chunks,
 )
-from oncekey.http.answer import Answer
+from oncekey.http.answer import Answer, fields_of
 from oncekey.http.facts import facts_of
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import Refusal, unread
-from oncekey.http.routes import AsyncRoutes, Seen, already_read, fields_of
+from oncekey.http.problems import Refusal
+from oncekey.http.routes import AsyncRoutes, Seen, already_read
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -214,7 +214,7 @@ async def _guarded(
         host=request.host.lower(),  # as a middleware for proxies may have set it
     )
     try:
-        key = routes.key(facts)
+        key = routes.rules.key(facts)
         if key is None:
             return await handler(request)
         most = routes.rules.settings.max_body_bytes
@@ -224,10 +224,8 @@ async def _guarded(
         else:
             seconds = routes.rules.body_seconds
             body = await read_chunks(_chunks(request), most, facts.length, seconds)
-    except Refusal as no:
-        return _answered(routes.refused(no))
-    except (OSError, web.RequestPayloadError, ClientGoneError) as error:
-        return _answered(routes.refused(unread(error)))
+    except (Refusal, OSError, web.RequestPayloadError, ClientGoneError) as error:
+        return _answered(routes.refused(error))
     if not parsed:
         _put_back(request, body)
     request[_GUARDED] = True

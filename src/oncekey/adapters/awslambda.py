@@ -43,10 +43,9 @@ from oncekey.abc import Store
 from oncekey.adapters._webhooks import NOT_ALLOWED
 from oncekey.adapters.wsgi import PATH_SAFE, check_sync
 from oncekey.errors import InvalidRequestError
-from oncekey.http.answer import Answer
+from oncekey.http.answer import Answer, fields_of
 from oncekey.http.facts import facts_of
-from oncekey.http.problems import Refusal
-from oncekey.http.routes import Routes, Seen, fields_of
+from oncekey.http.routes import Routes, Seen
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 
@@ -233,12 +232,11 @@ def _guarded(
         event,
         length=str(len(found.body)),
     )
-    try:
-        key = routes.key(facts)
-    except Refusal as no:
-        return _answer(event, _told(routes.refused(no)))
-    if key is None:
+    guarded = routes.found(facts, lambda facts: (facts, found.body))
+    if guarded is None:
         return handler()
+    if isinstance(guarded, Answer):
+        return _answer(event, _told(guarded))
 
     def view() -> Seen[dict[str, Any]]:
         given = handler()
@@ -246,7 +244,7 @@ def _guarded(
             raise InvalidRequestError("a handler of HTTP events must return a dict with statusCode")
         return Seen(given, _seen(given))
 
-    given = routes.run(key, facts, found.body, view)
+    given = routes.run(*guarded, view)
     return _answer(event, _told(given)) if isinstance(given, Answer) else given
 
 

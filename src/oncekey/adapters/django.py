@@ -55,14 +55,13 @@ from oncekey.adapters._webhooks import (
     missing,
 )
 from oncekey.errors import BackendMismatchError, PolicyError
-from oncekey.http.answer import Answer
+from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, Deadline, declared_length, whole_body, wsgi_body
 from oncekey.http.callers import of_kind
 from oncekey.http.facts import Facts, asgi_facts, wsgi_facts
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import Refusal, unread
-from oncekey.http.routes import AsyncRoutes, Routes, Seen, already_read, endless, fields_of
-from oncekey.http.rules import settings_of
+from oncekey.http.routes import AsyncRoutes, Found, Routes, Seen, already_read, endless
+from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.receiver import AsyncWebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
@@ -335,9 +334,6 @@ def _dispatch(routes: Any, instance: View, view: Callable[..., Any]) -> Callable
     return guarded
 
 
-Found = tuple[str, Facts, bytes]
-
-
 def _guarded(
     routes: Any, view: Callable[..., Any], known: Found | None = None
 ) -> Callable[..., Any]:
@@ -421,26 +417,23 @@ def _atomic(view: Callable[..., Any], outside: frozenset[str]) -> Callable[..., 
 def _keyed(routes: Routes | AsyncRoutes, request: Any) -> Found | Answer | None:
     """Key, facts and body of a request; an answer to a refused one; ``None``: not guarded."""
     request = getattr(request, "_request", request)  # REST framework's has Django's inside
-    try:
-        facts = _facts(routes, request)
-        key = None if getattr(request, _MARK, False) else routes.key(facts)
-        if key is None:
-            return None
-        parsed = request._read_started and not hasattr(request, "_body")
-        if parsed:
-            facts, body = facts._replace(content_type="", encoding=""), _parsed_form(request)
-        else:
-            rules = routes.rules
-            body = _raw_body(request, rules.settings.max_body_bytes, rules.body_seconds)
-    except ClientGoneError as error:
-        return routes.refused(unread(error))
-    except Refusal as no:
-        return routes.refused(no)
-    setattr(request, _MARK, True)
-    if not parsed and not hasattr(request, "_body"):  # so that the view can read it once more
-        request._body = body
-        request._stream = BytesIO(body)
-    return key, facts, body
+    if getattr(request, _MARK, False):
+        return None
+    rules = routes.rules
+
+    def read(facts: Facts) -> tuple[Facts, bytes]:
+        if request._read_started and not hasattr(request, "_body"):
+            return facts._replace(content_type="", encoding=""), _parsed_form(request)
+        body = _raw_body(request, rules.settings.max_body_bytes, rules.body_seconds)
+        if not hasattr(request, "_body"):  # so that the view can read it once more
+            request._body = body
+            request._stream = BytesIO(body)
+        return facts, body
+
+    found = routes.found(_facts(rules, request), read)
+    if isinstance(found, tuple) and not isinstance(found, Answer):
+        setattr(request, _MARK, True)
+    return found
 
 
 def _parsed_form(request: Any) -> bytes:
@@ -452,8 +445,7 @@ def _parsed_form(request: Any) -> bytes:
     return form_digest(fields, files)
 
 
-def _facts(routes: Routes | AsyncRoutes, request: Any) -> Facts:
-    rules = routes.rules
+def _facts(rules: Rules, request: Any) -> Facts:
     if hasattr(request, "scope"):
         facts = asgi_facts(request.scope, rules.header_name, request)
     else:  # Django has decoded the path in its environ.

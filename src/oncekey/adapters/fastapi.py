@@ -53,7 +53,7 @@ from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import AnyReceiver, missing, webhook_lifespan
 from oncekey.errors import PolicyError
-from oncekey.http.asgi import IdempotencyMiddleware, claim_now, ready
+from oncekey.http.asgi import IdempotencyMiddleware, LateMiddleware, claim_now, ready
 from oncekey.http.header import MAX_KEY
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
@@ -200,7 +200,7 @@ def idempotent_route(
         def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
             super().__init__(path, _after_dependencies(endpoint), **kwargs)
             # Not around self.app: FastAPI calls another one where a router is included.
-            self._guard = _Inside(super().handle, opened, settings=given)
+            self._guard = LateMiddleware(super().handle, opened, settings=given)
             if not methods.isdisjoint(self.methods or ()):
                 extra = dict(self.openapi_extra or {})
                 described = {
@@ -221,10 +221,6 @@ def idempotent_route(
             await self._guard(scope, receive, send)
 
     return IdempotentRoute
-
-
-class _Inside(IdempotencyMiddleware):
-    inside = True
 
 
 def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:

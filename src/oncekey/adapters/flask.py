@@ -39,12 +39,12 @@ from oncekey.abc import Store
 from oncekey.adapters._webhooks import NOT_ALLOWED, cut_short, missing
 from oncekey.adapters.wsgi import check_sync, lost_body, request_headers, request_url
 from oncekey.errors import PolicyError
-from oncekey.http.answer import Answer, Fields
+from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.fingerprint import form_digest
-from oncekey.http.problems import Refusal, unread
-from oncekey.http.routes import Routes, Seen, already_read, endless, fields_of
+from oncekey.http.routes import Routes, Seen, already_read, endless
+from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
 from oncekey.http.wsgi import MARK
 from oncekey.receiver import WebhookReceiver, WebhookResponse
@@ -353,18 +353,15 @@ def by_session(name: str) -> Callable[[Request], Any]:
 
 
 def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
-    environ = request.environ
-    try:
-        facts = wsgi_facts(environ, routes.rules.header, request)
-        key = None if MARK in environ else routes.key(facts)
-        if key is None:
-            return view()
-        rules = routes.rules
-        facts, body = _comparable(facts, rules.settings.max_body_bytes, rules.body_seconds)
-    except ClientGoneError as error:
-        return _answered(routes.refused(unread(error)))
-    except Refusal as no:
-        return _answered(routes.refused(no))
+    environ, rules = request.environ, routes.rules
+    if MARK in environ:
+        return view()
+    facts = wsgi_facts(environ, rules.header, request)
+    found = routes.found(facts, lambda facts: _comparable(facts, rules))
+    if found is None:
+        return view()
+    if isinstance(found, Answer):
+        return _answered(found)
     environ[MARK] = True
 
     def seen() -> Seen[Response]:
@@ -372,19 +369,19 @@ def _guarded(routes: Routes, view: Callable[[], Any]) -> Any:
             response = current_app.make_response(view())
         except HTTPException as raised:  # abort(404) is an answer, too
             response = current_app.make_response(current_app.handle_user_exception(raised))
-        most = routes.rules.settings.max_answer_bytes
+        body = _body(response, rules.settings.max_answer_bytes)
         return Seen(
-            response, Answer(response.status_code, _fields(response), _body(response, most))
+            response, Answer(response.status_code, fields_of(response.headers.items()), body)
         )
 
-    given = routes.run(key, facts, body, seen)
+    given = routes.run(*found, seen)
     return _answered(given) if isinstance(given, Answer) else given
 
 
-def _comparable(facts: Facts, most: int, seconds: float | None) -> tuple[Facts, bytes]:
+def _comparable(facts: Facts, rules: Rules) -> tuple[Facts, bytes]:
     """The body, or what stands for one that other code has parsed, such as a check of tokens."""
     if "stream" not in vars(request):  # nobody has asked for it yet
-        return facts, _read_body(request, most, seconds)
+        return facts, _read_body(request, rules.settings.max_body_bytes, rules.body_seconds)
     body = request.get_data()
     if not body and "form" in vars(request):
         files = [(name, one.filename, one.stream) for name, one in request.files.items(multi=True)]
@@ -393,10 +390,6 @@ def _comparable(facts: Facts, most: int, seconds: float | None) -> tuple[Facts, 
     if not body and (request.content_length or "HTTP_TRANSFER_ENCODING" in request.environ):
         raise already_read("let that call request.get_data()")
     return facts, body
-
-
-def _fields(response: Response) -> Fields:
-    return fields_of(response.headers.items())
 
 
 def _body(response: Response, most: int) -> bytes | None:

@@ -7,12 +7,13 @@ status, a line for each header, an empty line, and the body.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from oncekey._core.codec import SEALED, Codec
 from oncekey.errors import AnswerOmittedError, StoreConfigError, StoreCorruptError
 
-__all__ = ["Answer", "AnswerCodec", "Fields"]
+__all__ = ["Answer", "AnswerCodec", "Fields", "fields_of"]
 
 Fields = tuple[tuple[bytes, bytes], ...]
 """Header fields: names in lower case, in order."""
@@ -33,6 +34,14 @@ class Answer(NamedTuple):
     status: int
     headers: Fields
     body: bytes | None
+
+
+def fields_of(pairs: Iterable[tuple[str, str]]) -> Fields:
+    """Header fields of a framework as an answer has them."""
+    return tuple(
+        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in pairs
+    )
 
 
 class AnswerCodec(Codec):
@@ -68,5 +77,7 @@ class AnswerCodec(Codec):
                 "a stored HTTP answer can't be read: does another program write to this store?"
             )
         status, *lines = raw[1:end].split(b"\n")
-        fields = tuple((name, value) for name, _, value in (line.partition(b":") for line in lines))
+        fields = tuple(
+            [(name, value) for name, _, value in [line.partition(b":") for line in lines]]
+        )
         return Answer(int(status), fields, raw[end + 2 :] if tag == KEPT else None)

@@ -1,36 +1,30 @@
-"""``IdempotencyMiddleware`` for any ASGI application.
-
-The first answer is recorded before its last byte leaves. Until then the key is held: a framework
-middleware inside, a background task that raises and a client that hangs up don't free it.
-"""
+"""``IdempotencyMiddleware`` for any ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from oncekey._core.call import Job, agive_up, arecord, guarded
-from oncekey._core.flows import Claim
+from oncekey._core.call import agive_up, arecord, guarded
 from oncekey.abc import AsyncStore
 from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
 from oncekey.http.entry import aenter, aidentify
+from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
+from oncekey.models import Scope
 from oncekey.policy import milliseconds
 from oncekey.stores.urls import aconnect
 
-__all__ = ["IdempotencyMiddleware", "claim_now", "ready"]
-
-logger = logging.getLogger("oncekey")
+__all__ = ["IdempotencyMiddleware", "LateMiddleware", "claim_now", "ready"]
 
 ASGIScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -64,24 +58,6 @@ def ready(
     return opened, checked
 
 
-LATER: ContextVar[Callable[[], Awaitable[Answer | None]] | None] = ContextVar(
-    "oncekey_later", default=None
-)
-
-
-async def claim_now() -> Answer | None:
-    """Claim the key of the request that is being handled, where that was left to its endpoint.
-
-    Returns:
-        What to answer instead of running; ``None``: go on.
-    """
-    later = LATER.get()
-    if later is None:
-        return None
-    LATER.set(None)
-    return await later()
-
-
 class IdempotencyMiddleware:
     """Runs each keyed request once, and replays its answer to every retry.
 
@@ -102,7 +78,8 @@ class IdempotencyMiddleware:
         >>> guarded = IdempotencyMiddleware(app, "memory://")
     """
 
-    inside = False  # whether the application calls claim_now, after its own checks
+    # Called before a replay, for frameworks whose own checks are inside of this.
+    admit: Callable[[ASGIScope], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -122,7 +99,7 @@ class IdempotencyMiddleware:
         """Handle one connection."""
         rules = self.rules
         if scope["type"] != "http" or scope["method"] not in rules.methods or MARK in scope:
-            await self._pass(scope, receive, send)
+            await self.pass_on(scope, receive, send)
             return
         facts = asgi_facts(scope, rules.header_name, scope)
         exchange: _Exchange | None = None
@@ -130,13 +107,8 @@ class IdempotencyMiddleware:
         try:
             key = rules.key(facts)
             if key is not None:
-                # Who is nobody is refused before a body is read, unless that is known later.
-                caller = None if self.inside else await aidentify(rules, self.store, facts)
-                most = rules.settings.max_body_bytes
-                body = await asgi_body(receive, most, facts.length, rules.body_seconds)
-                exchange = _Exchange(self, key, facts, receive, send, body)
-                if caller is not None:
-                    instead = await exchange.open(caller)
+                exchange = _Exchange(self, key, facts, receive, send)
+                instead = await self.enter(exchange)
         except Refusal as no:
             await _send(send, rules.refusal(no))
             return
@@ -147,99 +119,74 @@ class IdempotencyMiddleware:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
         if exchange is None:
-            await self._pass(scope, receive, send)
+            await self.pass_on(scope, receive, send)
         elif instead is None:
-            await self._run(exchange, scope)
+            await self.run(exchange, _child(scope))
         else:
-            await self.admit(scope)
+            if self.admit is not None:
+                await self.admit(scope)
             await _send(send, instead)
 
-    async def _pass(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+    async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Let a request through that is not guarded, or not by this."""
-        if not self.inside or MARK in scope:
-            await self.app(scope, receive, send)
-            return
-        # The request of a handler that calls its own application: that one's key is not its own.
-        token = LATER.set(None)
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            LATER.reset(token)
+        await self.app(scope, receive, send)
 
-    async def admit(self, scope: ASGIScope) -> None:
-        """Called before a replay, for frameworks whose own checks are inside of this."""
+    async def enter(self, exchange: _Exchange) -> Answer | None:
+        """Claim the key, or say what to answer instead.
 
-    async def _run(self, exchange: _Exchange, scope: ASGIScope) -> None:
-        """Run the application, as the one that holds the key, or will."""
-        child = {**scope, MARK: True}
-        extensions = scope.get("extensions")
-        if extensions:
-            child["extensions"] = {
-                name: value for name, value in extensions.items() if name not in BYPASSES
-            }
+        Raises:
+            Refusal: It can't be had. Who is nobody is refused before a body is read.
+            ClientGoneError: The body does not come.
+        """
+        owner = await aidentify(self.rules, self.store, exchange.facts)
+        await exchange.read()
+        return await exchange.open(owner)
+
+    async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
+        """Run the application, as the one that holds the key."""
         try:
-            with exchange.held:
-                if exchange.claim is not None:
-                    exchange.hold(exchange.claim)
-                else:
-                    # What the framework's checks find out stands in the scope that they are given.
-                    exchange.facts = exchange.facts._replace(source=child)
-                    # Who shares this context must not find it: the endpoint may never be reached,
-                    # and a handler that calls its own application has one of its own.
-                    exchange.held.callback(LATER.set, LATER.get())
-                    LATER.set(exchange.open_inside)
+            exchange.hold()
+            try:
                 await self.app(child, exchange.receive, exchange.send)
+            except BaseException as error:
+                exchange.let_go(error)
+                raise
+            exchange.let_go(None)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key
         except BaseException as error:
-            claim = exchange.claim
-            if claim is None:
+            if not await self._failed(exchange, error):
                 raise
-            if exchange.began_to_answer:
-                await exchange.record(None)  # the client has seen a status: it counts
-            elif not exchange.recorded:
-                await agive_up(self.store, exchange.job, claim, error)
-                if isinstance(error, ClaimLostError) and claim.lost:
-                    told = self.rules.refusal(self.rules.failure(error))
-                    await _send(exchange.real_send, told)
-                    return
-            if isinstance(error, ClaimLostError) and claim.lost:
-                return  # stopped in the middle of its answer, which ends here
-            raise
+            return
         if exchange.claim is not None and not exchange.recorded and exchange.start is not None:
             await exchange.record(None)  # the application stopped halfway, as if it was done
             await exchange.begin()
 
+    async def _failed(self, exchange: _Exchange, error: BaseException) -> bool:
+        """The application raised. True: that is all that there is to say of it."""
+        claim = exchange.claim
+        if claim is None:
+            return False
+        lost = isinstance(error, ClaimLostError) and claim.lost
+        if exchange.began_to_answer:
+            await exchange.record(None)  # the client has seen a status: it counts
+        elif not exchange.recorded:
+            await agive_up(self.store, exchange.job, claim, error)
+            if lost:
+                told = self.rules.refusal(self.rules.failure(error))  # type: ignore[arg-type]
+                await _send(exchange.real_send, told)
+        return lost  # stopped in the middle of its answer, which ends here
 
-class _Exchange:
+
+class _Exchange(Exchange):
     """One guarded request: gives the body to the application, and keeps what it answers."""
 
-    __slots__ = (
-        "beat",
-        "began_to_answer",
-        "body",
-        "claim",
-        "facts",
-        "finished",
-        "given",
-        "gone_at",
-        "grace",
-        "held",
-        "instead",
-        "job",
-        "key",
-        "parts",
-        "real_receive",
-        "real_send",
-        "recorded",
-        "rules",
-        "size",
-        "start",
-        "store",
-        "whole",
-    )
-
-    job: Job  # once it is opened
+    beat: guarded | None = None
+    given = False
+    start: Message | None = None
+    gone_at: float | None = None  # when it was first seen that the client is gone
+    finished: asyncio.Event | None = None
+    fields: list[tuple[bytes, bytes]]  # of the answer, names in lower case
 
     def __init__(
         self,
@@ -248,63 +195,64 @@ class _Exchange:
         facts: Facts,
         receive: Receive,
         send: Send,
-        body: bytes,
     ) -> None:
         self.rules = middleware.rules
-        self.grace = middleware.grace
-        self.gone_at: float | None = None  # when it was first seen that the client is gone
-        self.store = middleware.store
-        self.key = key
         self.facts = facts
-        self.claim: Claim | None = None
-        self.held = contextlib.ExitStack()
+        self.store = middleware.store
+        self.grace = middleware.grace
+        self.key = key
+        self.body = b""
         self.real_receive = receive
         self.real_send = send
-        self.body = body
-        self.whole = body
-        self.beat: Any = None
-        self.given = False
-        self.start: Message | None = None
-        self.parts: list[bytes] | None = []  # None: too much to keep
-        self.size = 0
-        self.began_to_answer = False  # the client has seen the status
-        self.recorded = False
-        self.finished: asyncio.Event | None = None
-        self.instead: Answer | None = None  # what to answer in place of what the application said
+        self.parts = []
 
-    async def open(self, caller: tuple[str, str]) -> Answer | None:
+    async def read(self) -> None:
+        """Read the body.
+
+        Raises:
+            ClientGoneError: It does not come.
+        """
+        rules = self.rules  # which has looked at the declared length
+        most = rules.settings.max_body_bytes
+        self.body = await asgi_body(self.real_receive, most, None, rules.body_seconds)
+
+    async def open(self, owner: Scope) -> Answer | None:
         """Claim the key; or what to answer instead.
 
         Raises:
             Refusal: It can't be had.
         """
-        self.job = self.rules.job(self.key, caller, self.facts, self.whole)
-        self.whole = b""
-        opened = await aenter(self.rules, self.store, self.job, self.facts)
+        self.job = job = self.rules.job(self.key, owner, self.facts, self.body)
+        if self.given:
+            self.body = b""
+        opened = await aenter(self.rules, self.store, job, self.facts)
         if isinstance(opened, Answer):
             return opened
         self.claim = opened
         return None
 
-    def hold(self, claim: Claim) -> None:
+    def hold(self) -> None:
         """Keep the claim alive until the application is done."""
-        self.beat = self.held.enter_context(guarded(self.store, self.job, claim))
-
-    async def open_inside(self) -> Answer | None:
-        """``open`` and ``hold``, when the framework has let the request through."""
-        try:
-            instead = await self.open(await aidentify(self.rules, self.store, self.facts))
-        except Refusal as no:
-            return self.rules.refusal(no)
         if self.claim is not None:
-            self.hold(self.claim)
-        return instead
+            self.beat = guarded(self.store, self.job, self.claim)
+            self.beat.__enter__()
+
+    def let_go(self, error: BaseException | None) -> None:
+        """The application is done.
+
+        Raises:
+            ClaimLostError: It was stopped, since another worker has the key.
+        """
+        if self.beat is not None:
+            self.beat.__exit__(None, error, None)
 
     async def receive(self) -> Message:
         """The body; then whatever comes after it."""
         if not self.given:
             self.given = True
-            body, self.body = self.body, b""
+            body = self.body
+            if self.claim is not None:
+                self.body = b""  # it was compared, and nobody else wants it
             return {"type": "http.request", "body": body, "more_body": False}
         message = await self.real_receive()
         if message["type"] == "http.disconnect" and (left := self._grace_left()) != 0:
@@ -341,8 +289,9 @@ class _Exchange:
         kind = message["type"]
         if kind == "http.response.start":
             self.start = message
-            if _is_endless(message):
-                self._drop()
+            self.fields = [(name.lower(), value) for name, value in message.get("headers", ())]
+            if dict(self.fields).get(b"content-type", b"").startswith(b"text/event-stream"):
+                self.drop()  # it has no end to wait for
                 await self.begin()
         elif kind == "http.response.body" and not self.recorded:
             await self._send_body(message)
@@ -351,86 +300,69 @@ class _Exchange:
 
     async def _send_body(self, message: Message) -> None:
         part = message.get("body", b"")
-        parts = self.parts
         if message.get("more_body", False):
-            if parts is not None:
-                parts.append(part)
-                self.size += len(part)
-                if self.size > self.rules.settings.max_answer_bytes:
-                    self._drop()
-            await self.begin()
-            await self._forward(message)
-            return
-        if parts:
-            parts.append(part)
-            part = b"".join(parts)
-        await self.record(part if parts is not None else None)
-        if await self.begin():
-            await self._forward(message)
+            self.keep(part)
+        else:
+            if self.parts is not None:
+                self.parts.append(part)
+            await self.record(self.whole())
+        await self.begin(message)
 
-    def _drop(self) -> None:
-        """The body is too much to keep: its status and headers will be."""
+    def drop(self) -> None:
+        """See ``Exchange``. The application may hear now that its client is gone."""
         self.parts = None
         if self.finished is not None:
             self.finished.set()
 
-    async def begin(self) -> bool:
-        """Pass the status on, which is held back until there is a body.
-
-        False: something else was answered instead.
-        """
-        if self.began_to_answer or self.start is None:
-            return True
-        self.began_to_answer = True
-        if self.instead is not None:
-            await _send(self.real_send, self.instead)
-            return False
+    async def begin(self, *messages: Message) -> None:
+        """Pass messages on, after the status, which is held back until there is a body."""
         start = self.start
-        if self.rules.settings.expose_cors:
-            start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
-        await self._forward(start)
-        return True
+        if not self.began_to_answer and start is not None:
+            self.began_to_answer = True
+            if self.instead is not None:
+                await _send(self.real_send, self.instead)
+                return
+            if self.rules.settings.expose_cors:
+                start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
+            messages = (start, *messages)
+        await self._forward(*messages)
 
-    async def _forward(self, message: Message) -> None:
-        try:
-            await self.real_send(message)
-        except OSError:  # the client is gone; the answer is still wanted by its retry
-            if message["type"] == "http.response.body" and self._grace_left() == 0:
-                raise
+    async def _forward(self, *messages: Message) -> None:
+        for message in messages:
+            try:
+                await self.real_send(message)
+            except OSError:  # the client is gone; the answer is still wanted by its retry
+                if message["type"] == "http.response.body" and self._grace_left() == 0:
+                    raise
 
     async def record(self, body: bytes | None) -> None:
         """Record the answer, before its last part leaves."""
-        if self.recorded or self.claim is None:
+        claim = self.claim
+        if self.recorded or claim is None:
             return
-        self.recorded = True
         if self.finished is not None:
             self.finished.set()
         if self.beat is not None:
             self.beat.stop()  # a renewal after this would look like a lost claim
-        start: Message = self.start or {"status": 500}
-        fields = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
-        kept = self.rules.kept(self.job, Answer(start["status"], fields, body))
+        status, fields = (500, []) if self.start is None else (self.start["status"], self.fields)
+        kept = self.kept(status, fields, body)
         try:
-            result = await arecord(self.store, self.job, self.claim, kept)
+            result = await arecord(self.store, self.job, claim, kept)
         except (ClaimLostError, StoreError) as error:
-            if not self.began_to_answer:
-                self.instead = self.rules.refusal(self.rules.failure(error))
-            else:
-                logger.warning("an answer was sent that could not be recorded: %s", error)
-            return
-        if result.replayed and not self.began_to_answer:
-            # Another worker's outcome counts.
-            self.instead = self.rules.replay(result.value, self.facts)
-        elif kept is not None and self.rules.local is not None and not result.replayed:
-            self.rules.local.put(self.job, kept)
+            self.unsettled(error)
+        else:
+            self.settled(kept, result)
 
 
-def _is_endless(start: Message) -> bool:
-    """Whether an answer is a stream of events, which has no end to wait for."""
-    for name, value in start.get("headers", ()):
-        if name.lower() == b"content-type":
-            return bool(value.startswith(b"text/event-stream"))
-    return False
+def _child(scope: ASGIScope) -> ASGIScope:
+    """The scope that the application gets: one that is guarded, and has no way past ``send``."""
+    child = {**scope, MARK: True}
+    extensions = scope.get("extensions")
+    if extensions:
+        child["extensions"] = {
+            name: value for name, value in extensions.items() if name not in BYPASSES
+        }
+    return child
 
 
 async def _send(send: Send, answer: Answer) -> None:
@@ -442,3 +374,56 @@ async def _send(send: Send, answer: Answer) -> None:
         fields.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+# Where the application says when
+
+_LATER: ContextVar[_Exchange | None] = ContextVar("oncekey_later", default=None)
+
+
+async def claim_now() -> Answer | None:
+    """Claim the key of the request that is being handled, where that was left to its endpoint.
+
+    Returns:
+        What to answer instead of running; ``None``: go on.
+    """
+    exchange = _LATER.get()
+    if exchange is None:
+        return None
+    _LATER.set(None)
+    try:
+        owner = await aidentify(exchange.rules, exchange.store, exchange.facts)
+        instead = await exchange.open(owner)
+    except Refusal as no:
+        return exchange.rules.refusal(no)
+    exchange.hold()
+    return instead
+
+
+class LateMiddleware(IdempotencyMiddleware):
+    """Leaves it to the application to ``claim_now``, when its own checks let a request through."""
+
+    async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """See the other. A handler that calls its own application has a key of its own."""
+        await self._with(_LATER.get() if MARK in scope else None, self.app(scope, receive, send))
+
+    async def enter(self, exchange: _Exchange) -> Answer | None:
+        """Read the body: that is all for now."""
+        await exchange.read()
+        return None
+
+    async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
+        """Run the application, as the one that will hold the key."""
+        # What the framework's checks find out stands in the scope that they are given.
+        exchange.facts = exchange.facts._replace(source=child)
+        await self._with(exchange, super().run(exchange, child))
+
+    @staticmethod
+    async def _with(exchange: _Exchange | None, work: Awaitable[None]) -> None:
+        """Let ``claim_now`` find this request, and nobody after it: the endpoint may not be run."""
+        before = _LATER.get()
+        _LATER.set(exchange)
+        try:
+            await work
+        finally:
+            _LATER.set(before)

@@ -16,6 +16,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Mapping,
     MutableMapping,
 )
@@ -215,15 +216,55 @@ async def asgi_body(
         ClientGoneError: The client hung up before the end of its body.
         SlowBodyError: It took longer than ``seconds``.
     """
-    body = _Body(most, declared)
-    more = not body.too_long
+    if declared is not None and (declared_length(declared) or 0) > most:
+        return bytes(most + 1)
+    first = _Begun(receive())
+    if first.ended:  # it is here already, as nearly always: no clock is needed
+        message = first.value
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            whole: bytes = message.get("body", b"")
+            return whole if len(whole) <= most else bytes(most + 1)
+    body = _Body(most, None)
     async with _in_time(seconds):
-        while more:
-            message = await receive()
+        message = await first
+        while True:
             if message["type"] != "http.request":
                 raise ClientGoneError
-            more = body.add(message.get("body", b"")) and message.get("more_body", False)
-    return body.value()
+            if not body.add(message.get("body", b"")) or not message.get("more_body", False):
+                return body.value()
+            message = await receive()
+
+
+class _Begun:
+    """Something to await that is begun at once, in this task: it may end without waiting."""
+
+    __slots__ = ("_steps", "_waits_for", "ended", "value")
+
+    def __init__(self, work: Awaitable[Any]) -> None:
+        self._steps: Any = work.__await__()
+        self.ended = False
+        self.value: Any = None
+        try:
+            self._waits_for = next(self._steps)
+        except StopIteration as end:
+            self.ended = True
+            self.value = end.value
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Go on with it, as ``yield from`` would."""
+        while not self.ended:
+            try:
+                try:
+                    sent = yield self._waits_for
+                except BaseException as error:
+                    if not hasattr(self._steps, "throw"):
+                        raise
+                    self._waits_for = self._steps.throw(error)
+                else:
+                    self._waits_for = self._steps.send(sent) if sent else next(self._steps)
+            except StopIteration as end:
+                return end.value
+        return self.value
 
 
 def wsgi_body(environ: Mapping[str, Any], most: int, seconds: float | None = None) -> bytes:

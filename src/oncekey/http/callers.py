@@ -9,62 +9,87 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from oncekey._core.drive import Flow
 from oncekey._core.secret import StoreSecret
 from oncekey.errors import InvalidKeyError, PolicyError
+from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
-from oncekey.models import identity_text
+from oncekey.models import Scope, identity_text
 
 __all__ = ["Callers", "by_client_certificate", "by_header", "header_of", "of_kind"]
 
-_SCHEMES = frozenset({b"basic", b"bearer", b"digest", b"dpop", b"negotiate", b"ntlm", b"token"})
+MAX_SCOPES: Final = 10_000
+MAX_HOST: Final = 262  # characters of a name and its port
+_SCHEMES: Final = frozenset(
+    {b"basic", b"bearer", b"digest", b"dpop", b"negotiate", b"ntlm", b"token"}
+)
 
 logger = logging.getLogger("oncekey")
 
 
 class Callers:
-    """Tells callers apart."""
+    """Tells callers apart, and gives each a scope for its keys."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        secret = settings.secret
+        self._secret = secret.encode() if isinstance(secret, str) else secret
         self._kept = StoreSecret()
+        self._scopes: dict[str, Scope] = {}
 
-    def caller(self, named: Any, authorization: bytes | str | None) -> Flow[tuple[str, str]]:
-        """Who is calling, as a scope: from the ``scope`` function's answer, or the credentials.
+    def at_hand(self, facts: Facts) -> Scope | None:
+        """The scope of a caller that was here before, if nobody has to be asked for it."""
+        settings = self._settings
+        secret = self._secret or self._kept.at_hand()
+        if not secret or not facts.authorization or settings.scope is not None:
+            return None
+        who = hmac.digest(secret, facts.authorization, "sha256").hex()
+        return self._scopes.get(f"{who} {facts.host}" if settings.per_host else who)
+
+    def scope(self, named: Any, facts: Facts) -> Flow[Scope]:
+        """Whose keys these are: by the ``scope`` function's answer, or the credentials.
 
         Raises:
             Refusal: Nobody that is known, or the function's answer can't name anybody.
         """
         settings = self._settings
+        host: tuple[str, ...] = ()
+        kind, who = "anonymous", ""
         if settings.scope is not None:
             if named is not None:
-                return "caller", (yield from self._digest(_identity(named)))
-        elif authorization and not _is_bare(authorization):
-            return "credentials", (yield from self._digest(authorization))
-        if settings.anonymous == "refuse":
+                raw = _identity(named).encode("utf-8", "surrogateescape")
+                kind, who = "caller", (yield from self._digest(raw))
+        elif facts.authorization and not _is_bare(facts.authorization):
+            kind, who = "credentials", (yield from self._digest(facts.authorization))
+        if not who and settings.anonymous == "refuse":
             raise Refusal(
                 "caller-unknown",
                 f"Authenticate: {settings.header} is only taken from known callers, which the "
                 "server's owner tells apart by scope=.",
             )
-        return "anonymous", ""
+        name = who
+        if settings.per_host:
+            name, host = f"{who} {facts.host}", ("host", facts.host[:MAX_HOST] or "-")
+        scope = self._scopes.get(name)
+        if scope is None:
+            scope = Scope("http", settings.namespace, kind, who, *host)
+            if len(self._scopes) >= MAX_SCOPES:
+                self._scopes.clear()
+            if len(facts.host) <= MAX_HOST:
+                self._scopes[name] = scope
+        return scope
 
-    def _digest(self, who: bytes | str) -> Flow[str]:
-        secret = self._settings.secret
-        if secret is None:
-            secret = yield from self._kept.get()
-        key = secret.encode() if isinstance(secret, str) else secret
-        raw = who.encode("utf-8", "surrogateescape") if isinstance(who, str) else who
-        return hmac.digest(key, raw, "sha256").hex()
+    def _digest(self, who: bytes) -> Flow[str]:
+        secret = self._secret or (yield from self._kept.get())
+        return hmac.digest(secret, who, "sha256").hex()
 
 
-def _is_bare(authorization: bytes | str) -> bool:
+def _is_bare(authorization: bytes) -> bool:
     """Whether it is a scheme without credentials, as clients send that were given no token."""
-    value = authorization if isinstance(authorization, bytes) else authorization.encode()
-    return value.strip().lower() in _SCHEMES
+    return authorization.strip().lower() in _SCHEMES
 
 
 def _identity(named: Any) -> str:

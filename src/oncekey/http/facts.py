@@ -19,11 +19,7 @@ __all__ = ["Facts", "asgi_facts", "facts_of", "wsgi_facts"]
 
 # What a path may hold as it is (RFC 3986, 3.3).
 _SAFE: Final = "/:@!$&'()*+,;=-._~"
-_PLAIN: Final = re.compile(rb"/[A-Za-z0-9/:@!$&'()*+,;=._~-]*\Z")
-# What is looked at in the headers of an ASGI request, beside the key.
-_FIELDS: Final = frozenset(
-    {b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"}
-)
+_PLAIN: Final = re.compile(rb"/[A-Za-z0-9/:@!$&'()*+,;=._~-]*\Z").match
 
 
 class Facts(NamedTuple):
@@ -31,7 +27,7 @@ class Facts(NamedTuple):
 
     Attributes:
         method: Such as ``POST``.
-        path: The whole path as text, for the ``applies`` option.
+        path: The whole path without escapes, for the ``applies`` option.
         target: Path and query, in the form that is compared.
         keys: Every value of the key's header.
         content_type: The ``Content-Type`` header, or nothing.
@@ -43,12 +39,12 @@ class Facts(NamedTuple):
     """
 
     method: str
-    path: str
+    path: bytes
     target: bytes
     keys: Sequence[bytes | str]
     content_type: str
     encoding: str
-    authorization: bytes | str | None
+    authorization: bytes | None
     length: bytes | str | None
     host: str
     source: Any
@@ -62,18 +58,20 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
         header: The name of the key's header, in lower case.
         source: The framework's request.
     """
-    keys: list[bytes] = []
-    fields: dict[bytes, bytes] = {}
-    for name, value in scope["headers"]:
-        if name == header:
-            keys.append(value)
-        elif name in _FIELDS:
-            # Joined as a WSGI server joins them. Of two credentials it is not known which counts.
-            twice = b"" if name == b"authorization" else b"%b,%b" % (fields.get(name, b""), value)
-            fields[name] = twice if name in fields else value
+    headers = scope["headers"]
+    if type(headers) is not list:
+        headers = list(headers)
+    fields: dict[bytes, bytes] = dict(headers)
+    if len(fields) == len(headers):  # each came once, as nearly always
+        keys = [fields[header]] if header in fields else []
+    else:
+        keys = [value for name, value in headers if name == header]
+        fields = _joined(headers)
     raw = scope.get("raw_path")
-    if raw:
-        path = raw if _PLAIN.match(raw) else unquote_to_bytes(_path_of(raw))
+    if raw and _PLAIN(raw):
+        path = raw
+    elif raw:
+        path = unquote_to_bytes(_path_of(raw))
     else:
         path = scope["path"].encode("utf-8", "surrogatepass")
     root = scope.get("root_path")
@@ -82,11 +80,10 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
         prefix = root.rstrip("/").encode("utf-8", "surrogatepass")
         if not (path + b"/").startswith(prefix + b"/"):
             path = prefix + path
-    query = scope.get("query_string") or b""
     return _made(
         scope["method"],
         path,
-        query,
+        scope.get("query_string") or b"",
         keys,
         fields.get(b"content-type", b"").decode("latin-1"),
         fields.get(b"content-encoding", b"").decode("latin-1"),
@@ -95,6 +92,16 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
         fields.get(b"host", b"").decode("latin-1"),
         source,
     )
+
+
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Header fields, joined as a WSGI server joins them."""
+    fields: dict[bytes, bytes] = {}
+    for name, value in headers:
+        fields[name] = b"%b,%b" % (fields[name], value) if name in fields else value
+        if name == b"authorization" and fields[name] is not value:
+            fields[name] = b""  # of two credentials it is not known which counts
+    return fields
 
 
 def wsgi_facts(
@@ -152,6 +159,7 @@ def facts_of(
     def joined(name: str) -> str:
         return ",".join(fields.get(name, ()))
 
+    credentials = fields.get("authorization", ())
     made = _made(
         method,
         unquote_to_bytes(_path_of(path)),
@@ -159,7 +167,7 @@ def facts_of(
         fields.get(header.lower(), []),
         joined("content-type"),
         joined("content-encoding"),
-        fields["authorization"][0] if len(fields.get("authorization", ())) == 1 else None,
+        credentials[0].encode("utf-8", "surrogateescape") if len(credentials) == 1 else None,
         joined("content-length") or None,
         joined("host").encode("utf-8", "surrogateescape").decode("latin-1"),
         source,
@@ -167,23 +175,25 @@ def facts_of(
     return made._replace(**known) if known else made
 
 
-def _made(method: str, path: bytes, query: bytes, *rest: Any) -> Facts:
+def _made(
+    method: str,
+    path: bytes,
+    query: bytes,
+    keys: Sequence[bytes | str],
+    kind: str,
+    encoding: str,
+    authorization: bytes | None,
+    length: bytes | str | None,
+    host: str,
+    source: Any,
+) -> Facts:
     """The facts, from the whole path without escapes."""
-    target = path if _PLAIN.match(path) else quote(path or b"/", _SAFE).encode()
-    text = path.decode("utf-8", "replace")
-    keys, kind, encoding, authorization, length, host, source = rest
-    return Facts(
-        method,
-        text,
-        b"%b?%b" % (target, query) if query else target,
-        keys,
-        kind,
-        encoding,
-        authorization,
-        length,
-        host.lower(),
-        source,
-    )
+    target = path if _PLAIN(path) else quote(path or b"/", _SAFE).encode()
+    if query:
+        target = b"%b?%b" % (target, query)
+    host = host.lower()
+    fields = (method, path, target, keys, kind, encoding, authorization, length, host, source)
+    return tuple.__new__(Facts, fields)  # once for each request: a call less
 
 
 def _path_of(raw: bytes) -> bytes:

@@ -33,15 +33,16 @@ class Limits:
         self._none = 0 in (settings.max_caller_bytes, settings.max_total_bytes)
         self._warn_at = 0.0
 
-    def check(self, job: Job) -> Flow[None]:
-        """Let a request pass that may make a new key, or has an old one.
+    def wait(self, job: Job) -> int | None:
+        """Seconds until the caller may make a new key; ``None``: it may."""
+        return None if self._keys is None else self._keys.retry_after(_payer(job))
+
+    def check(self, job: Job, wait: int) -> Flow[None]:
+        """Let a request pass that has an old key, where new ones have to wait.
 
         Raises:
-            Refusal: It is one too many.
+            Refusal: It has a new one.
         """
-        wait = None if self._keys is None else self._keys.retry_after(_payer(job))
-        if wait is None:
-            return
         known = yield Op("read", (job.key,))
         if known is None:
             raise Refusal(
@@ -58,26 +59,26 @@ class Limits:
 
     def fits(self, job: Job, size: int) -> bool:
         """Whether a body of this size may be stored; it is then counted."""
-        counted = ((self._bytes, _payer(job)), (self._total, ""))
-        budgets = [(budget, who) for budget, who in counted if budget is not None]
-        if self._none or any(budget.retry_after(who) is not None for budget, who in budgets):
-            now = time.monotonic()
-            if now >= self._warn_at:
-                self._warn_at = now + WARN_AGAIN
-                logger.warning(
-                    "answers are stored without their bodies: a caller (scope %s) or all of them "
-                    "have stored as much as max_caller_bytes and max_total_bytes allow",
-                    job.key.scope.hash,
-                )
-            return False
-        for budget, who in budgets:
-            budget.count(who, size)
-        return True
+        own, total = self._bytes, self._total
+        if not self._none and (own is None or own.admit(_payer(job), size) is None):
+            if total is None or total.admit("", size) is None:
+                return True
+            if own is not None:
+                own.count(_payer(job), -size)
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_AGAIN
+            logger.warning(
+                "answers are stored without their bodies: a caller (scope %s) or all of them "
+                "have stored as much as max_caller_bytes and max_total_bytes allow",
+                job.key.scope.hash,
+            )
+        return False
 
 
 def _payer(job: Job) -> str:
     """Whose it is, at whatever host: a caller may name any number of those."""
-    return ":".join(job.key.scope.parts[1:3])
+    return job.key.scope.parts[2]
 
 
 def _budget(most: int | None, seconds: int) -> InsertLimiter | None:

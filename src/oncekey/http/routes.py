@@ -1,35 +1,27 @@
 """Guards for single routes: for frameworks that call a function and get a response object.
 
 An adapter translates its framework's request into ``Facts`` and its response into an ``Answer``,
-and sends either the response that the view gave, or the ``Answer`` that this gives instead.
+reads a body, and makes a response of an ``Answer``. When a view runs is decided here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from oncekey._core.call import (
-    CURRENT,
-    agive_up,
-    arecord,
-    give_up,
-    guarded,
-    record,
-)
-from oncekey._core.heartbeat import Beat
+from oncekey._core.call import CURRENT, Job, Result, acall, call
 from oncekey.abc import AsyncStore, Store
-from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
-from oncekey.http.answer import Answer, Fields
-from oncekey.http.asgi import ready
-from oncekey.http.entry import aenter, aidentify, enter, identify
+from oncekey.errors import OncekeyError
+from oncekey.http import asgi, wsgi
+from oncekey.http.answer import Answer
+from oncekey.http.body import ClientGoneError
+from oncekey.http.entry import aadmit, admit, aidentify, identify
 from oncekey.http.facts import Facts
-from oncekey.http.problems import Refusal
-from oncekey.http.rules import Rules, settings_of
+from oncekey.http.problems import Refusal, unread
+from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
-from oncekey.stores.urls import connect
 
-__all__ = ["AsyncRoutes", "Routes", "Seen", "already_read", "endless", "fields_of"]
+__all__ = ["AsyncRoutes", "Found", "Routes", "Seen", "already_read", "endless"]
 
 R = TypeVar("R")
 
@@ -39,14 +31,6 @@ class Seen(NamedTuple, Generic[R]):
 
     response: R
     answer: Answer
-
-
-def fields_of(pairs: Iterable[tuple[str, str]]) -> Fields:
-    """Header fields of a framework as an answer has them."""
-    return tuple(
-        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
-        for name, value in pairs
-    )
 
 
 def endless(kind: str | None) -> bool:
@@ -61,25 +45,78 @@ def already_read(instead: str) -> OncekeyError:
     )
 
 
+Found = tuple[str, Facts, bytes]
+"""A request that is guarded: its key, the facts and the whole body."""
+
+
 class _Routes:
     """What both forms share."""
 
     def __init__(self, settings: Settings) -> None:
         self.rules = Rules(settings)
 
-    def key(self, facts: Facts) -> str | None:
-        """The key of a request; ``None``: call the view, unguarded.
+    def found(
+        self, facts: Facts, read: Callable[[Facts], tuple[Facts, bytes]]
+    ) -> Found | Answer | None:
+        """A request that is guarded, or the answer to a refused one; ``None``: call the view.
 
-        Raises:
-            Refusal: Answer this instead, by ``refused``. The body need not be read.
+        Args:
+            facts: The request.
+            read: Reads its body; may give other facts, where other code has parsed it.
         """
-        return self.rules.key(facts)
+        try:
+            key = self.rules.key(facts)
+            return None if key is None else (key, *read(facts))
+        except (Refusal, ClientGoneError) as error:
+            return self.refused(error)
 
-    def refused(self, no: Refusal) -> Answer:
-        """The answer to a refusal."""
-        return self.rules.refusal(no)
+    def refused(self, error: Exception) -> Answer:
+        """The answer to a request that is refused, or whose body does not come."""
+        return self.rules.refusal(error if isinstance(error, Refusal) else unread(error))
 
-    def _failed(self, error: OncekeyError) -> Answer:
+
+class _Work:
+    """The view of one request, as the engine calls it. Gives what is to be kept."""
+
+    def __init__(self, rules: Rules, job: Job, view: Callable[[], Any]) -> None:
+        self.rules = rules
+        self.job = job
+        self.view = view
+        self.response: Any = None
+        self.kept: Answer | None = None
+        self.raised = False  # an error that may look like one of the engine's
+
+    def __call__(self) -> Answer | None:
+        self.rules.limits.count(self.job, CURRENT.get())
+        try:
+            return self._seen(self.view())
+        except OncekeyError:
+            self.raised = True
+            raise
+
+    async def awaited(self) -> Answer | None:
+        """The same for a view that is awaited."""
+        self.rules.limits.count(self.job, CURRENT.get())
+        try:
+            return self._seen(await self.view())
+        except OncekeyError:
+            self.raised = True
+            raise
+
+    def _seen(self, seen: Seen[Any]) -> Answer | None:
+        self.response = seen.response
+        self.kept = self.rules.kept(self.job, seen.answer)
+        return self.kept
+
+    def given(self, result: Result, facts: Facts) -> Any:
+        """What to send: the view's own response, or an answer instead."""
+        instead = self.rules.recorded(self.job, self.kept, result, facts)
+        return self.response if instead is None else instead
+
+    def failed(self, error: OncekeyError) -> Answer:
+        """What to answer to an error of the engine. One of the view's own is raised."""
+        if self.raised:
+            raise error
         return self.rules.refusal(self.rules.failure(error))
 
 
@@ -98,49 +135,32 @@ class Routes(_Routes):
     def __init__(
         self, store: Store | str, *, settings: Settings | None = None, **options: Any
     ) -> None:
-        super().__init__(settings_of(settings, options))
-        self.store: Store = connect(store) if isinstance(store, str) else store
-        if not isinstance(self.store, Store):
-            raise BackendMismatchError(
-                f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
-                "SQLiteStore('file.db') or connect(url)"
-            )
+        self.store, checked = wsgi.ready(store, settings, options)
+        super().__init__(checked)
 
     def run(self, key: str, facts: Facts, body: bytes, view: Callable[[], Seen[R]]) -> R | Answer:
         """The view's response, or what to answer instead. Errors of the view are raised.
 
         Args:
-            key: From ``key(facts)``.
+            key: From ``found``, as are the next two.
             facts: The request.
             body: Its whole body.
             view: Calls the framework's view.
         """
+        rules, store = self.rules, self.store
         try:
-            job = self.rules.job(key, identify(self.rules, self.store, facts), facts, body)
-            claim = enter(self.rules, self.store, job, facts)
+            job = rules.job(key, identify(rules, store, facts), facts, body)
+            at_hand = rules.at_hand(job, facts)
+            if at_hand is not None:
+                return at_hand
+            admit(rules, store, job)
         except Refusal as no:
-            return self.rules.refusal(no)
-        if isinstance(claim, Answer):
-            return claim
-        token = CURRENT.set(claim)
+            return rules.refusal(no)
+        work = _Work(rules, job, view)
         try:
-            with Beat(self.store, claim, job.plan):
-                seen = view()
-        except BaseException as error:
-            give_up(self.store, job, claim, error)
-            raise
-        finally:
-            CURRENT.reset(token)
-        kept = self.rules.kept(job, seen.answer)
-        try:
-            result = record(self.store, job, claim, kept)
-        except (ClaimLostError, StoreError) as error:
-            return self._failed(error)
-        if result.replayed:
-            return self.rules.replay(result.value, facts)  # another worker's outcome counts
-        if kept is not None and self.rules.local is not None:
-            self.rules.local.put(job, kept)
-        return seen.response
+            return work.given(call(store, job, work), facts)  # type: ignore[no-any-return]
+        except OncekeyError as error:
+            return work.failed(error)
 
 
 class AsyncRoutes(_Routes):
@@ -149,38 +169,24 @@ class AsyncRoutes(_Routes):
     def __init__(
         self, store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
     ) -> None:
-        self.store, checked = ready(store, settings, options)
+        self.store, checked = asgi.ready(store, settings, options)
         super().__init__(checked)
 
     async def run(
         self, key: str, facts: Facts, body: bytes, view: Callable[[], Awaitable[Seen[R]]]
     ) -> R | Answer:
         """See ``Routes.run``."""
+        rules, store = self.rules, self.store
         try:
-            caller = await aidentify(self.rules, self.store, facts)
-            job = self.rules.job(key, caller, facts, body)
-            claim = await aenter(self.rules, self.store, job, facts)
+            job = rules.job(key, await aidentify(rules, store, facts), facts, body)
+            at_hand = rules.at_hand(job, facts)
+            if at_hand is not None:
+                return at_hand
+            await aadmit(rules, store, job)
         except Refusal as no:
-            return self.rules.refusal(no)
-        if isinstance(claim, Answer):
-            return claim
+            return rules.refusal(no)
+        work = _Work(rules, job, view)
         try:
-            with guarded(self.store, job, claim):
-                seen = await view()
-        except GeneratorExit:
-            raise  # thrown away with its loop: the lease frees the key
-        except BaseException as error:
-            await agive_up(self.store, job, claim, error)
-            if isinstance(error, ClaimLostError) and claim.lost:
-                return self._failed(error)
-            raise
-        kept = self.rules.kept(job, seen.answer)
-        try:
-            result = await arecord(self.store, job, claim, kept)
-        except (ClaimLostError, StoreError) as error:
-            return self._failed(error)
-        if result.replayed:
-            return self.rules.replay(result.value, facts)
-        if kept is not None and self.rules.local is not None:
-            self.rules.local.put(job, kept)
-        return seen.response
+            return work.given(await acall(store, job, work.awaited), facts)  # type: ignore[no-any-return]
+        except OncekeyError as error:
+            return work.failed(error)

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, Final
 
-from oncekey._core.call import Job, refusal
-from oncekey._core.flows import Plan
+from oncekey._core.call import Job, Result, refusal
+from oncekey._core.flows import Claim, Plan
 from oncekey.errors import (
     AnswerOmittedError,
     BackendMismatchError,
@@ -44,8 +44,6 @@ logger = logging.getLogger("oncekey")
 
 REPLAYED: Final = (b"idempotent-replayed", b"true")
 EXPOSED: Final = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
-MAX_SCOPES: Final = 10_000
-MAX_HOST: Final = 262  # characters of a name and its port
 # How long a key is remembered that has no answer: the application refused the request, or died.
 # Whoever is not logged in can leave as many of them behind as it sends requests.
 UNSETTLED_MS: Final = 600_000
@@ -79,19 +77,14 @@ class Rules:
         unsettled = replace(plan.terms, ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
         self._plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
+        self._digits = len(str(settings.max_body_bytes))
         self.body_seconds = settings.body_seconds
         self.callers = Callers(settings)
         self.limits = Limits(settings)
-        self._scopes: dict[tuple[str, ...], Scope] = {}
         names = {name.lower() for name in settings.stored_headers} | STORED_HEADERS
         self._stored = frozenset(name.encode() for name in names - NEVER_STORED)
 
     # Before the handler
-
-    def guards(self, method: str, path: str) -> bool:
-        """Whether requests like this are guarded."""
-        applies = self.settings.applies
-        return method in self.methods and (applies is None or applies(method, path))
 
     def key(self, facts: Facts) -> str | None:
         """The key of a request; ``None``: pass it on unguarded.
@@ -100,20 +93,25 @@ class Rules:
             Refusal: There is no key where one is required, it can't be used, or the body is too
                 large. The body need not be read.
         """
-        if not self.guards(facts.method, facts.path):
+        settings = self.settings
+        if facts.method not in self.methods:
             return None
-        values = facts.keys
-        if not values and not self.settings.required:
-            return None
-        name = read_key(values, self.header)
+        if settings.applies is not None:
+            path = facts.path.decode("utf-8", "replace")
+            if not settings.applies(facts.method, path):
+                return None
+        name = read_key(facts.keys, self.header)
         if name is None:
+            if not settings.required:
+                return None
             raise Refusal(
                 "key-missing",
                 f"Send {self.header} with a fresh UUID for each operation, and the same one when "
                 "you retry it.",
             )
-        if facts.length is not None:
-            self.check_length(declared_length(facts.length) or 0)
+        length = facts.length
+        if length is not None and len(length) >= self._digits:
+            self.check_length(declared_length(length) or 0)
         return name
 
     def check_length(self, length: int) -> None:
@@ -130,113 +128,117 @@ class Rules:
                 "max_body_bytes.",
             )
 
-    def job(self, name: str, caller: tuple[str, str], facts: Facts, body: bytes) -> Job:
+    def job(self, name: str, scope: Scope, facts: Facts, body: bytes) -> Job:
         """What is to be done once.
 
         Raises:
             Refusal: The body is too large, or can't be compared.
         """
         settings = self.settings
-        self.check_length(len(body))
-        mark = fingerprint(
-            settings.fingerprint,
-            facts.method,
-            facts.target,
-            facts.content_type,
-            facts.encoding,
-            body,
-        )
-        who: tuple[str, ...] = caller
-        if settings.per_host:
-            who = (*caller, "host", facts.host[:MAX_HOST] or "-")
-        scope = self._scopes.get(who)
-        if scope is None:
-            if len(self._scopes) >= MAX_SCOPES:
-                self._scopes.clear()
-            scope = self._scopes[who] = Scope("http", settings.namespace, *who)
-        return Job(
-            Key(scope, name),
-            mark,
-            self._plan,
-            self._codec,
-            facts.method,
-            _is_kept,
-            settings.raise_on_persist_error,
-        )
+        if len(body) > settings.max_body_bytes:
+            self.check_length(len(body))
+        method, kind = facts.method, facts.content_type
+        mark = fingerprint(settings.fingerprint, method, facts.target, kind, facts.encoding, body)
+        strict = settings.raise_on_persist_error
+        return Job(Key(scope, name), mark, self._plan, self._codec, method, _is_kept, strict)
+
+    def at_hand(self, job: Job, facts: Facts) -> Answer | None:
+        """The answer, where this process has it at hand."""
+        found = None if self.local is None else self.local.get(job)
+        return None if found is None else self.replay(found, facts)
+
+    def opened(self, job: Job, claim: Claim | ClaimReply, facts: Facts) -> Claim | Answer:
+        """The right to run, or what to answer instead.
+
+        Raises:
+            IdempotencyError: Neither: a conflict, or another worker has the key.
+        """
+        if isinstance(claim, Claim):
+            self.limits.count(job, claim)
+            return claim
+        if claim.verdict is not Verdict.REPLAY:
+            raise refusal(claim, job.operation, job.plan.terms)
+        answer: Answer = job.codec.decode(claim.answer or b"")
+        return self.replay_here(job, answer, facts)
 
     # After it
 
-    @staticmethod
-    def stored(job: Job, reply: ClaimReply) -> Answer:
-        """The answer that a store gave to a claim.
-
-        Raises:
-            IdempotencyError: It gave none: a conflict, or another worker has the key.
-        """
-        if reply.verdict is not Verdict.REPLAY:
-            raise refusal(reply, job.operation, job.plan.terms)
-        answer: Answer = job.codec.decode(reply.answer or b"")
-        return answer
-
     def kept(self, job: Job, answer: Answer) -> Answer | None:
         """What of an answer is stored; ``None``: nothing, the key stays free for a retry."""
-        kept = self._fit_to_keep(answer)
-        if kept is not None and kept.body and not self.limits.fits(job, len(kept.body)):
+        settings = self.settings
+        status, headers, body = answer
+        if not settings.stores(status):
+            return None
+        headers, secret = self._fit_to_keep(headers)
+        if secret or (body is not None and len(body) > settings.max_answer_bytes):
+            body = None
+        kept = Answer(status, headers, body)
+        if settings.redact is not None:
+            try:
+                status, headers, body = settings.redact(kept)
+                kept = Answer(status, self._fit_to_keep(headers)[0], body)
+            except Exception:
+                # The request was done. What can't be made fit to keep is not kept.
+                logger.exception("redact failed: only the status of this answer is stored")
+                return Answer(answer.status, (), None)
+        if kept.body and not self.limits.fits(job, len(kept.body)):
             return kept._replace(body=None)
         return kept
 
-    def _fit_to_keep(self, answer: Answer) -> Answer | None:
-        settings = self.settings
-        if not settings.stores(answer.status):
-            return None
-        body = answer.body
-        stored = self._stored
-        headers = tuple([field for field in answer.headers if field[0] in stored])
-        if body is not None and len(body) > settings.max_answer_bytes:
-            body = None
-        for name, value in headers:
-            if (
-                name == b"cache-control"
-                and settings.honor_no_store
-                and b"no-store" in value.lower()
-            ):
-                body = None
-        kept = Answer(answer.status, _one_line_each(headers), body)
-        if settings.redact is None:
-            return kept
-        try:
-            status, headers, body = settings.redact(kept)
-        except Exception:
-            # The request was done. What can't be made fit to keep is not kept.
-            logger.exception("redact failed: only the status of this answer is stored")
-            return Answer(answer.status, (), None)
-        headers = tuple([field for field in headers if field[0] in stored])
-        return Answer(status, _one_line_each(headers), body)
+    def _fit_to_keep(self, headers: Fields) -> tuple[Fields, bool]:
+        """The header fields that are stored, and whether they say that the body is not to be."""
+        stored, fit, secret = self._stored, [], False
+        for field in headers:
+            name, value = field
+            if name in stored and b"\n" not in value and b"\r" not in value:
+                fit.append(field)  # of the others no server would make one field
+                if name == b"cache-control" and self.settings.honor_no_store:
+                    secret = secret or b"no-store" in value.lower()
+        return tuple(fit), secret
+
+    def recorded(
+        self, job: Job, kept: Answer | None, result: Result, facts: Facts
+    ) -> Answer | None:
+        """What to answer instead, once the outcome is recorded; ``None``: what was kept."""
+        if result.replayed:
+            return self.replay_here(job, result.value, facts)  # another worker's outcome counts
+        if kept is not None and self.local is not None:
+            self.local.put(job, kept)
+        return None
+
+    def replay_here(self, job: Job, answer: Answer, facts: Facts) -> Answer:
+        """``replay``, and keep it at hand for the next one."""
+        if self.local is not None:
+            self.local.put(job, answer)
+        return self.replay(answer, facts)
 
     def replay(self, answer: Answer, facts: Facts) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
-        why = "was too large to keep, or was not to be kept"
-        coding = coding_of(answer) if answer.body else ""
-        if coding and not accepts(header_of(facts.source, "accept-encoding"), coding):
-            why = f"is stored in {coding[:40]}, which Accept-Encoding of this request leaves out"
-            answer = plain(answer, coding) or answer._replace(body=None)
         status, headers, body = answer
-        if body is None:
-            gone = self.refusal(
-                Refusal(
-                    "body-unavailable",
-                    f"The first request with this {self.header} was answered with {status}. Its "
-                    f"body {why}; the request is not run again.",
-                    status=status,
+        why = "was too large to keep, or was not to be kept"
+        if body and b"content-encoding" in dict(headers):
+            coding = coding_of(answer)
+            if coding and not accepts(header_of(facts.source, "accept-encoding"), coding):
+                why = (
+                    f"is stored in {coding[:40]}, which Accept-Encoding of this request leaves out"
                 )
-            )
-            if status in (204, 304):
-                gone = gone._replace(body=b"", headers=())
-            names = {name for name, _ in gone.headers} | {b"content-encoding", b"etag"}
-            headers = (*gone.headers, *(field for field in headers if field[0] not in names))
-            body = gone.body
+                status, headers, body = plain(answer, coding) or answer._replace(body=None)
+        if body is None:
+            headers, body = self._gone(status, headers, why)
         headers = (*headers, REPLAYED)
         return Answer(status, self.exposed(headers) if self.settings.expose_cors else headers, body)
+
+    def _gone(self, status: int, headers: Fields, why: str) -> tuple[Fields, bytes]:
+        """What stands for a body that can't be replayed."""
+        told = Refusal(
+            "body-unavailable",
+            f"The first request with this {self.header} was answered with {status}. Its body "
+            f"{why}; the request is not run again.",
+            status=status,
+        )
+        _, fields, body = self.refusal(told) if status not in (204, 304) else (0, (), b"")
+        names = {name for name, _ in fields} | {b"content-encoding", b"etag"}
+        return (*fields, *(field for field in headers if field[0] not in names)), body or b""
 
     @staticmethod
     def exposed(headers: Any) -> Any:
@@ -281,28 +283,16 @@ class Rules:
                 "Another server has taken this request over. Send it again to get its answer.",
                 retry_after=settings.retry_after,
             )
-        if isinstance(error, BackendMismatchError):  # the owner's affair, which a client can't mend
-            logger.error("a keyed request could not be checked, it was refused: %s", error)
-            return Refusal(
-                "store-unavailable",
-                "Nothing was done. Send the same request again later.",
-                retry_after=UNAVAILABLE_RETRY,
-            )
-        if isinstance(error, StoreError):
-            logger.warning("a keyed request could not be checked, it was refused: %s", error)
+        if isinstance(error, (BackendMismatchError, StoreError)):
+            # The first is the owner's affair, which a client can't mend.
+            level = logging.ERROR if isinstance(error, BackendMismatchError) else logging.WARNING
+            logger.log(level, "a keyed request could not be checked, it was refused: %s", error)
             return Refusal(
                 "store-unavailable",
                 "Nothing was done. Send the same request again later.",
                 retry_after=UNAVAILABLE_RETRY,
             )
         return Refusal("key-invalid", str(error))
-
-
-def _one_line_each(headers: Fields) -> Fields:
-    """Without fields that no server would send, and that would be several when they are read."""
-    if any(b"\n" in value or b"\r" in value for _, value in headers):
-        return tuple([one for one in headers if not (b"\n" in one[1] or b"\r" in one[1])])
-    return headers
 
 
 def _is_kept(value: Any) -> bool:
@@ -321,11 +311,11 @@ class LocalAnswers:
         seconds = milliseconds(settings.cache_seconds, "cache_seconds") / 1000
         # The store's clock and ours may run apart by a little.
         self._lasts = min(seconds, milliseconds(settings.ttl, "ttl") / 1000 / 2)
-        self._found: OrderedDict[tuple[bytes, bytes], tuple[float, Answer]] = OrderedDict()
+        self._found: OrderedDict[tuple[bytes, str, bytes], tuple[float, Answer]] = OrderedDict()
 
     def get(self, job: Job) -> Answer | None:
         """The answer, if it is at hand."""
-        name = (job.key.digest, job.fingerprint)
+        name = (job.key.scope.prefix, job.key.name, job.fingerprint)
         found = self._found.get(name)
         if found is None:
             return None
@@ -341,5 +331,5 @@ class LocalAnswers:
                 self._found.popitem(last=False)
             except KeyError:  # another thread was faster
                 break
-        name = (job.key.digest, job.fingerprint)
+        name = (job.key.scope.prefix, job.key.name, job.fingerprint)
         self._found[name] = (time.monotonic() + self._lasts, answer)
