@@ -22,7 +22,7 @@ from oncekey.instrument import Event, EventKind, subscribe
 from oncekey.receiver import AsyncWebhookReceiver, AuditEntry, WebhookEvent, WebhookReceiver
 from oncekey.signatures import Provider, provider
 from oncekey.signatures.base import put_header
-from oncekey.signatures.places import place
+from oncekey.signatures.event_fields import event_field
 from oncekey.testing import SignedDelivery, sample, sample_provider
 
 __all__ = [
@@ -81,7 +81,7 @@ UNSIGNED = ["github", "shopify", "linear", "zendesk", "twilio"]
 
 def fresh_id(delivery: SignedDelivery, name: str) -> SignedDelivery:
     """What an attacker sends: the captured delivery, with other bytes where the id is read."""
-    where = place(delivery.provider.event_id).parts[0].names[0]  # type: ignore[union-attr,arg-type]
+    where = event_field(delivery.provider.event_id).parts[0].names[0]  # type: ignore[union-attr,arg-type]
     return with_header(delivery, where, name)
 
 

@@ -126,7 +126,7 @@ def added_headers(one: Scheme, request: SignedRequest) -> list[str]:
 
 
 def id_headers(one: Scheme) -> tuple[str, ...]:
-    place = one.provider._id_place
+    place = one.provider._id_field
     return place.headers if place is not None else ()
 
 
@@ -320,7 +320,7 @@ def test_a_malformed_body_of_a_stranger_is_refused(one: Scheme, refused: Give) -
 IDS_IN_BODY = [
     name
     for name in NAMES
-    if (place := scheme(name).provider._id_place) is not None and place.in_body
+    if (place := scheme(name).provider._id_field) is not None and place.in_body
 ]
 
 

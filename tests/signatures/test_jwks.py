@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from oncekey.adcp.signatures import adcp_provider
 from oncekey.errors import BackendMismatchError, PolicyError
 from oncekey.signatures.algorithms import load_key, sign_bytes, signature_is_right
-from oncekey.signatures.checked import arun_checks, run_checks
+from oncekey.signatures.asking import arun_checks, run_checks
 from oncekey.signatures.jwks import FetchedKeys, KeySet, Revocations, as_keys
 from oncekey.testing import ManualClock
 

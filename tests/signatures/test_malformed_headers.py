@@ -166,7 +166,7 @@ def test_linear_takes_only_milliseconds_in_the_body(value: Any) -> None:
 )
 def test_only_one_spelling_of_base64_is_read(text: str) -> None:
     """Two spellings of one signature would look like two deliveries to a replay guard."""
-    from oncekey.signatures.strict import decode
+    from oncekey.signatures.parsing import decode
 
     assert decode(text, "base64") is None
     assert decode("QUJD", "base64") == b"ABC"
@@ -179,7 +179,7 @@ def test_only_one_spelling_of_base64_is_read(text: str) -> None:
 )
 def test_only_one_spelling_of_hex_is_read(text: str) -> None:
     """Lower case, in pairs, ASCII; or upper case where a provider writes it so."""
-    from oncekey.signatures.strict import decode
+    from oncekey.signatures.parsing import decode
 
     assert decode(text, "hex") is None
     assert decode("ab", "hex") == decode("AB", "hex-upper") == b"\xab"

@@ -13,7 +13,7 @@ from tests.signatures.sdks import sdk
 
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 from oncekey.signatures import SignedRequest, provider
-from oncekey.signatures.strict import Rejection, seconds_since_1970
+from oncekey.signatures.parsing import Rejection, seconds_since_1970
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,7 +6,7 @@ import pytest
 from tests.signatures.cases import CASES, NOW, OURS, URL, make, signed
 
 from oncekey.signatures import provider, providers
-from oncekey.signatures.places import place
+from oncekey.signatures.event_fields import event_field
 
 EXPECTED = [
     "stripe",
@@ -71,7 +71,7 @@ def test_places_can_be_read(name: str) -> None:
     facts = providers()[name]
     for text in (facts.event_id, facts.event_type):
         if text is not None:
-            assert place(text).text == text
+            assert event_field(text).text == text
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -156,7 +156,7 @@ def test_places(text: str, headers: dict[str, str], payload: object, expected: s
     """What is there, joined without ambiguity, or nothing."""
     from oncekey.signatures import Headers
 
-    assert place(text).read(Headers(headers), payload) == expected
+    assert event_field(text).read(Headers(headers), payload) == expected
 
 
 def test_an_id_header_that_came_twice_is_malformed() -> None:

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.errors import BackendMismatchError, PolicyError
+from oncekey.signatures.asking import run_checks
 from oncekey.signatures.base import SignedRequest
-from oncekey.signatures.checked import run_checks
 from oncekey.signatures.delivery import Delivery, Headers
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.rfc9421 import (

@@ -29,7 +29,7 @@ from oncekey import MemoryStore
 from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import Provider, SignedRequest, providers
 from oncekey.signatures.base import UnreadableError
-from oncekey.signatures.places import place
+from oncekey.signatures.event_fields import event_field
 
 MANY = int(os.environ.get("ONCEKEY_FUZZ", "0"))
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -49,7 +49,7 @@ def _read(name: str) -> set[str]:
     found = set(scheme(name).sign().headers)
     for text in (scheme(name).provider.event_id, scheme(name).provider.event_type):
         if text:
-            found |= {one for part in place(text).parts for one in part.names}
+            found |= {one for part in event_field(text).parts for one in part.names}
     return found
 
 

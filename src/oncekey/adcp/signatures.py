@@ -6,7 +6,6 @@ way is refused, never tried, as whoever could choose would choose the weaker.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import re
@@ -28,6 +27,7 @@ from oncekey.adcp.webhooks import (
 )
 from oncekey.errors import PolicyError
 from oncekey.signatures.algorithms import SignatureKey, signature_is_right
+from oncekey.signatures.asking import AskingProvider, Checks
 from oncekey.signatures.base import (
     Facts,
     Item,
@@ -38,12 +38,12 @@ from oncekey.signatures.base import (
     as_secrets,
     put_header,
 )
-from oncekey.signatures.checked import CheckedProvider, Checks
 from oncekey.signatures.delivery import Delivery, Headers
 from oncekey.signatures.hmac_schemes import HmacProvider
 from oncekey.signatures.jwks import FetchedKeys, Revocations, as_keys
 from oncekey.signatures.keypairs import need_cryptography
 from oncekey.signatures.nonces import Nonces
+from oncekey.signatures.parsing import Rejection, decode, encode
 from oncekey.signatures.rfc9421 import (
     digest_is_right,
     field_value,
@@ -54,7 +54,6 @@ from oncekey.signatures.rfc9421 import (
     sign_request,
     signature_base,
 )
-from oncekey.signatures.strict import Rejection, decode, encode
 from oncekey.signatures.structured import (
     Component,
     HeaderError,
@@ -102,7 +101,7 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 Publisher = str | Mapping[str, str] | Callable[[str], str | None] | None
 
 
-class AdcpProvider(CheckedProvider):
+class AdcpProvider(AskingProvider):
     """AdCP webhooks signed by RFC 9421. Made by ``adcp_provider``."""
 
     on_changed = "reject"
@@ -194,14 +193,6 @@ class AdcpProvider(CheckedProvider):
             nonce=nonce if self._nonces is None else None,
             signed_message=base,
         )
-
-    def with_nonces(self, nonces: Nonces) -> AdcpProvider:
-        """The same provider with a place to keep nonces, unless it has one."""
-        if self._nonces is not None:
-            return self
-        bound = copy.copy(self)
-        bound._nonces = nonces
-        return bound
 
     def _check_signature(
         self, delivery: Delivery, covered: SignatureInput, key: SignatureKey, signature: bytes

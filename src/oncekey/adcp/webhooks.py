@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from oncekey.canonical import parse_json
 from oncekey.errors import CanonicalJSONError, PolicyError
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.strict import Rejection
+from oncekey.signatures.parsing import Rejection
 from oncekey.signatures.verdict import Verdict
 
 __all__ = [

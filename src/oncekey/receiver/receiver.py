@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncekey._core.call import Result, acall, call, is_async
 from oncekey._core.transact import (
@@ -30,6 +30,9 @@ from oncekey.signatures.delivery import Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
 from oncekey.stores.urls import aconnect, connect
 
+if TYPE_CHECKING:
+    from oncekey.signatures.asking import AskingProvider
+
 __all__ = ["AsyncWebhookReceiver", "WebhookReceiver"]
 
 H = TypeVar("H", bound=Handler)
@@ -52,10 +55,11 @@ class _Receiver:
 
     def _verifier_on(self, store: Store | AsyncStore) -> Provider:
         """The provider, with a place for its nonces where its rules want one and it has none."""
-        provider: Any = self._intake.provider
+        provider = self._intake.provider
         if getattr(provider, "needs_nonces", False):
-            provider = provider.with_nonces(Nonces(store, namespace=self._intake.namespace))
-        return cast("Provider", provider)
+            nonces = Nonces(store, namespace=self._intake.namespace)
+            return cast("AskingProvider", provider).with_nonces(nonces)
+        return provider
 
     @property
     def provider(self) -> Provider:

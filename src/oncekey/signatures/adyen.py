@@ -24,8 +24,8 @@ from oncekey.signatures.base import (
     object_body,
 )
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.places import value_at
-from oncekey.signatures.strict import Rejection, decode, encode, json_body
+from oncekey.signatures.event_fields import value_at
+from oncekey.signatures.parsing import Rejection, decode, encode, json_body
 
 __all__ = ["AdyenProvider"]
 
@@ -58,7 +58,7 @@ class AdyenProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(facts, **common)
-        place = self._id_place
+        place = self._id_field
         read = [path for part in place.parts for path in part.paths] if place else []
         if place and (place.headers or not {f"{_ITEM}.{one}" for one in _FIELDS} >= {*read}):
             raise PolicyError(

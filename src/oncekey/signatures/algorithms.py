@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from oncekey.signatures.keypairs import load_key as load_pem
 from oncekey.signatures.keypairs import need_cryptography
-from oncekey.signatures.strict import decode
+from oncekey.signatures.parsing import decode
 
 __all__ = ["ALGORITHMS", "SignatureKey", "load_key", "sign_bytes", "signature_is_right"]
 

@@ -19,7 +19,7 @@ from oncekey.signatures.base import (
 )
 from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.keypairs import ed25519_private, ed25519_public, load_key
-from oncekey.signatures.strict import (
+from oncekey.signatures.parsing import (
     Rejection,
     decode,
     encode,

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple, cast
 
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.event_fields import EventField, event_field, value_at
 from oncekey.signatures.handshakes import Ack, answer_to
 from oncekey.signatures.options import Secrets, as_bytes, as_secrets, check_accepted
-from oncekey.signatures.places import Place, place, value_at
-from oncekey.signatures.strict import MAX_URL, Rejection, check_clock, json_body
+from oncekey.signatures.parsing import MAX_URL, Rejection, check_clock, json_body
 from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
 
 __all__ = [
@@ -134,7 +134,7 @@ class Provider(ABC):
         on_changed: What an id that comes again with another payload gets, unless the receiver's
             settings say: ``first-wins`` or ``reject``.
         needs_nonces: Whether a receiver must give it a place for nonces, by ``with_nonces``.
-        event_id: Where the id is, as ``oncekey.signatures.places`` writes it. ``None``: nowhere.
+        event_id: Where the id is, as ``oncekey.signatures.event_fields`` writes it, or ``None``.
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body. The
             id and type are then looked for in each of them.
@@ -177,8 +177,10 @@ class Provider(ABC):
             answer.get("type", Ack().content_type),
         )
         self.sender = VerifiedWebhookSender(facts.name, account)
-        self._id_place: Place | None = place(self.event_id) if self.event_id else None
-        self._type_place: Place | None = place(self.event_type) if self.event_type else None
+        self._id_field: EventField | None = event_field(self.event_id) if self.event_id else None
+        self._type_field: EventField | None = (
+            event_field(self.event_type) if self.event_type else None
+        )
         self._past, self._future = self._window(tolerance)
 
     def __repr__(self) -> str:
@@ -188,11 +190,11 @@ class Provider(ABC):
     @functools.cached_property
     def id_is_signed(self) -> bool:
         """Whether the signature covers the event id; if not, a replay can carry a fresh one."""
-        if self._id_place is None:
+        if self._id_field is None:
             return True
         covered = self.signed_headers()
-        return all(name in covered for name in self._id_place.headers) and (
-            self.body_is_signed or not self._id_place.in_body
+        return all(name in covered for name in self._id_field.headers) and (
+            self.body_is_signed or not self._id_field.in_body
         )
 
     @property
@@ -250,8 +252,8 @@ class Provider(ABC):
         if self.batch:
             payload = self._payload(delivery, proof)
             self._items(delivery.headers, payload)
-        elif self._id_place is not None:
-            payload = self._payload(delivery, proof) if self._id_place.in_body else None
+        elif self._id_field is not None:
+            payload = self._payload(delivery, proof) if self._id_field.in_body else None
             if self._signed_id:
                 with suppress(Rejection):  # a body that is no JSON has no id in it
                     payload = self._payload(delivery, proof)
@@ -274,10 +276,10 @@ class Provider(ABC):
         """The event id, and whether the signature covers it: one in the signed body comes first."""
         rule = self._signed_id
         if rule and value_at(payload, rule["where"]) is not None:
-            found = place(rule["path"]).read(headers, payload)
+            found = event_field(rule["path"]).read(headers, payload)
             if found is not None:
                 return found, self.body_is_signed
-        found = self._id_place.read(headers, payload) if self._id_place else None
+        found = self._id_field.read(headers, payload) if self._id_field else None
         return found, self.id_is_signed
 
     def _payload(self, delivery: Delivery, proof: Proof) -> Any:
@@ -310,7 +312,7 @@ class Provider(ABC):
 
     def _item(self, headers: Headers, payload: Any) -> Item:
         event_id, _ = self._named(headers, payload)
-        event_type = self._type_place.read(headers, payload) if self._type_place else None
+        event_type = self._type_field.read(headers, payload) if self._type_field else None
         return Item(event_id, event_type, payload)
 
     def _items(self, headers: Headers, payload: Any) -> list[Item]:
@@ -319,7 +321,7 @@ class Provider(ABC):
             raise Rejection("body_malformed", f"the body has no list of events at {self.batch}")
         check_batch(found)
         items = [self._item(headers, one) for one in found]
-        if self._id_place is not None and any(item.event_id is None for item in items):
+        if self._id_field is not None and any(item.event_id is None for item in items):
             raise Rejection(
                 "id_missing", f"an event of the batch has no id at {self.event_id}: {_USABLE}"
             )
@@ -385,7 +387,7 @@ class Provider(ABC):
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest: ...
 
     def _put_event_id(self, fields: dict[str, str], event_id: str | None) -> None:
-        first = self._id_place.parts[0] if self._id_place is not None else None
+        first = self._id_field.parts[0] if self._id_field is not None else None
         if first is not None and first.names:
             if event_id is not None:
                 put_header(fields, first.names[0], event_id)
@@ -415,6 +417,10 @@ class Provider(ABC):
 
     def _check_clock(self, timestamp: float, now: float) -> None:
         check_clock(timestamp, now, self._past, self._future)
+
+
+def _field(text: str | None) -> EventField | None:
+    return event_field(text) if text else None
 
 
 class UnreadableError(InvalidKeyError):

@@ -52,7 +52,7 @@ def hmac_provider(
         timestamp_unit: ``s``, ``ms`` or ``iso``.
         tolerance: Seconds that the clocks may differ, either way.
         event_id: Where the id is: ``data.id``, or ``header:X-Event-Id``. See
-            ``oncekey.signatures.places``.
+            ``oncekey.signatures.event_fields``.
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body.
         retry_seconds: How long the sender may retry; events are remembered a day longer.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.signatures.places import value_at
+from oncekey.signatures.event_fields import value_at
 
 __all__ = ["Ack", "answer_to"]
 

@@ -25,8 +25,8 @@ from oncekey.signatures.base import (
     put_header,
 )
 from oncekey.signatures.delivery import Delivery, Headers
-from oncekey.signatures.places import value_at
-from oncekey.signatures.strict import (
+from oncekey.signatures.event_fields import value_at
+from oncekey.signatures.parsing import (
     ENCODINGS,
     Rejection,
     decode,
@@ -122,8 +122,8 @@ class HmacProvider(Provider):
     def signed_headers(self) -> frozenset[str]:
         """The id's header, if the template names the id; and the timestamp's."""
         named = {self._stamp_header.lower()} if self._stamp_header else set[str]()
-        if "id" in self._fields and self._id_place is not None:
-            named.update(self._id_place.headers)
+        if "id" in self._fields and self._id_field is not None:
+            named.update(self._id_field.headers)
         return frozenset(named)
 
     # --- verify ----------------------------------------------------------------------------
@@ -219,8 +219,8 @@ class HmacProvider(Provider):
         values = {"body": delivery.body, "timestamp": stamp.encode()}
         if "method" in self._fields:
             values["method"] = encoded(delivery.method)
-        if "id" in self._fields and self._id_place is not None:
-            values["id"] = self._id_bytes(delivery.headers, self._id_place.parts[0].names)
+        if "id" in self._fields and self._id_field is not None:
+            values["id"] = self._id_bytes(delivery.headers, self._id_field.parts[0].names)
         messages: list[bytes] = []
         for url in dict.fromkeys(urls):
             values["url"] = encoded(url)
@@ -295,7 +295,7 @@ class HmacProvider(Provider):
                 f"{name}: a timestamp must be signed to be worth checking: name {{timestamp}} in "
                 "signed, and say where it is with timestamp_header or form"
             )
-        if "id" in fields and (self._id_place is None or len(self._id_place.headers) != 1):
+        if "id" in fields and (self._id_field is None or len(self._id_field.headers) != 1):
             raise PolicyError(f"{name}: signed names {{id}}; say which: event_id='header:NAME'")
 
 

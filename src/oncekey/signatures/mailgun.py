@@ -23,8 +23,8 @@ from oncekey.signatures.base import (
     object_body,
 )
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.places import value_at
-from oncekey.signatures.strict import Rejection, decode, encode, json_body, seconds_since_1970
+from oncekey.signatures.event_fields import value_at
+from oncekey.signatures.parsing import Rejection, decode, encode, json_body, seconds_since_1970
 
 __all__ = ["MailgunProvider"]
 

@@ -19,7 +19,7 @@ from oncekey.signatures.base import Facts, Proof, Provider, SignedRequest, put_h
 from oncekey.signatures.certificates import CertificateCache, Fetch, fetch_certificate
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.keypairs import load_key, need_cryptography
-from oncekey.signatures.strict import (
+from oncekey.signatures.parsing import (
     Rejection,
     decode,
     encode,

@@ -23,12 +23,12 @@ from oncekey.signatures.algorithms import (
     sign_bytes,
     signature_is_right,
 )
+from oncekey.signatures.asking import AskingProvider, Checks
 from oncekey.signatures.base import Facts, Proof, SignedRequest, put_header
-from oncekey.signatures.checked import CheckedProvider, Checks
 from oncekey.signatures.delivery import Delivery, Headers
 from oncekey.signatures.jwks import as_keys
 from oncekey.signatures.nonces import Nonces
-from oncekey.signatures.strict import MAX_HEADER, MAX_URL, Rejection, check_clock, decode, encode
+from oncekey.signatures.parsing import MAX_HEADER, MAX_URL, Rejection, check_clock, decode, encode
 from oncekey.signatures.structured import (
     Component,
     HeaderError,
@@ -145,7 +145,7 @@ def digest_is_right(text: str, body: bytes, *, algorithms: Iterable[str] = ("sha
 
 
 def sign_request(
-    provider: CheckedProvider,
+    provider: AskingProvider,
     request: SignedRequest,
     label: str,
     covered: SignatureInput,
@@ -221,7 +221,7 @@ def _reject(code: str, *, transient: bool = False) -> NoReturn:
     raise Rejection(code, _MESSAGES.get(code, ""), transient=transient)
 
 
-class RFC9421Provider(CheckedProvider):
+class RFC9421Provider(AskingProvider):
     """Deliveries signed as RFC 9421 says. Made by ``rfc9421_provider``."""
 
     def __init__(
@@ -248,9 +248,9 @@ class RFC9421Provider(CheckedProvider):
     @functools.cached_property
     def id_is_signed(self) -> bool:
         """Whether every signature must cover the event id."""
-        if self._id_place is None:
+        if self._id_field is None:
             return True
-        needed = {*self._id_place.headers, *(["content-digest"] if self._id_place.in_body else [])}
+        needed = {*self._id_field.headers, *(["content-digest"] if self._id_field.in_body else [])}
         return needed <= set(self._covers)
 
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest:

@@ -20,7 +20,7 @@ from oncekey.signatures.base import (
 )
 from oncekey.signatures.delivery import Delivery, Headers
 from oncekey.signatures.keypairs import ed25519_private, ed25519_public
-from oncekey.signatures.strict import (
+from oncekey.signatures.parsing import (
     Rejection,
     decode,
     encode,

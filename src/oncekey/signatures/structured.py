@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from oncekey.signatures.strict import MAX_HEADER
+from oncekey.signatures.parsing import MAX_HEADER
 
 __all__ = [
     "Component",

@@ -7,7 +7,7 @@ import unicodedata
 from ipaddress import IPv6Address
 from typing import Final, NamedTuple
 
-from oncekey.signatures.strict import MAX_URL
+from oncekey.signatures.parsing import MAX_URL
 
 __all__ = ["Target", "ascii_host", "canonical_authority", "canonical_target", "with_ascii_host"]
 

@@ -24,7 +24,7 @@ from oncekey.signatures.base import (
     put_header,
 )
 from oncekey.signatures.delivery import Delivery, Headers
-from oncekey.signatures.strict import Rejection, decode, encode, one_header
+from oncekey.signatures.parsing import Rejection, decode, encode, one_header
 from oncekey.signatures.urls import Hosts, SignedUrl, encoded
 
 __all__ = ["TwilioProvider"]

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from oncekey.errors import PolicyError
-from oncekey.signatures.strict import Rejection
+from oncekey.signatures.parsing import Rejection
 from oncekey.signatures.target_uri import ascii_host, canonical_authority, with_ascii_host
 
 __all__ = ["Hosts", "SignedUrl", "UnpinnedHostWarning", "decode_reserved", "encoded"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncekey.keys import _parse_path
-from oncekey.signatures.places import place, value_at
+from oncekey.signatures.event_fields import event_field, value_at
 
 if TYPE_CHECKING:
     from oncekey.signatures import Provider
@@ -21,7 +21,7 @@ def put_id(provider: Provider, headers: dict[str, str], payload: Any, id: str) -
         if isinstance(event, dict):
             event["id"] = id  # no id is read, but another body is another event
         return
-    where = place(provider.event_id)
+    where = event_field(provider.event_id)
     for number, part in enumerate(where.parts):
         if where.hashed:
             if number == len(where.parts) - 1:
@@ -35,7 +35,7 @@ def put_id(provider: Provider, headers: dict[str, str], payload: Any, id: str) -
 
 
 def put_type(provider: Provider, headers: dict[str, str], event: dict[str, Any], type: str) -> None:
-    part = place(provider.event_type or "").parts[0]
+    part = event_field(provider.event_type or "").parts[0]
     if part.names:
         _set(headers, part.names[0], type)
     else:
@@ -43,7 +43,7 @@ def put_type(provider: Provider, headers: dict[str, str], event: dict[str, Any],
 
 
 def id_is_in_body(provider: Provider) -> bool:
-    return not provider.event_id or place(provider.event_id).in_body
+    return not provider.event_id or event_field(provider.event_id).in_body
 
 
 def in_batch(provider: Provider, event: dict[str, Any], around: Mapping[str, Any]) -> Any:

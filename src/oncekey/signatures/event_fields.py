@@ -23,9 +23,9 @@ from oncekey.canonical import canonicalize
 from oncekey.errors import CanonicalJSONError, InvalidKeyError, PolicyError
 from oncekey.keys import MAX_KEY_LENGTH, _parse_path, _step, _usable
 from oncekey.signatures.delivery import Headers
-from oncekey.signatures.strict import one_header
+from oncekey.signatures.parsing import one_header
 
-__all__ = ["Place", "place", "value_at"]
+__all__ = ["EventField", "event_field", "value_at"]
 
 _HASHED: Final = "sha256:"
 _HEADER: Final = "header:"
@@ -41,8 +41,8 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A parsed place. ``text`` is how it was written."""
+class EventField:
+    """Where one field of an event is. ``text`` is how it was written."""
 
     text: str
     parts: tuple[_Part, ...]
@@ -123,8 +123,8 @@ def value_at(payload: Any, path: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def place(text: str) -> Place:
-    """Parse a place.
+def event_field(text: str) -> EventField:
+    """Parse what is written so.
 
     Raises:
         PolicyError: If it is not one.
@@ -145,4 +145,4 @@ def place(text: str) -> Place:
         parts.append(_Part(choices if in_header else (), () if in_header else choices, optional))
     if all(part.optional for part in parts):
         raise PolicyError(f"{text!r} is all optional; at least one part must be there")
-    return Place(text, tuple(parts), rest != text)
+    return EventField(text, tuple(parts), rest != text)

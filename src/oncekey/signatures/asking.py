@@ -6,12 +6,13 @@ The checks are a generator that yields what it asks for, so that they are writte
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import time
 from abc import abstractmethod
 from collections.abc import Generator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from oncekey._core.drive import Op
 from oncekey.errors import BackendMismatchError, StoreError
@@ -20,10 +21,10 @@ from oncekey.signatures.base import Facts, Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.jwks import FetchedKeys, KeySet
 from oncekey.signatures.nonces import NonceOutcome, Nonces
-from oncekey.signatures.strict import Rejection
+from oncekey.signatures.parsing import Rejection
 from oncekey.signatures.verdict import CODES, Nonce, Verdict
 
-__all__ = ["CheckedProvider", "Checks", "arun_checks", "run_checks"]
+__all__ = ["AskingProvider", "Checks", "arun_checks", "run_checks"]
 
 logger = logging.getLogger("oncekey")
 
@@ -71,7 +72,7 @@ async def arun_checks(checks: Checks[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-class CheckedProvider(Provider):
+class AskingProvider(Provider):
     """A provider whose checks are written once, for ``verify`` and ``averify``."""
 
     def __init__(
@@ -87,6 +88,14 @@ class CheckedProvider(Provider):
         super().__init__(facts, **common)
         self._keys, self._nonces = keys, nonces
         self.signing_key, self.key_id = signing_key, key_id
+
+    def with_nonces(self, nonces: Nonces) -> Self:
+        """The same provider with a place to keep nonces, unless it has one."""
+        if self._nonces is not None:
+            return self
+        bound = copy.copy(self)
+        bound._nonces = nonces
+        return bound
 
     @property
     def is_async(self) -> bool:
