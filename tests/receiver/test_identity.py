@@ -128,7 +128,9 @@ async def test_a_captured_delivery_runs_once_in_a_loop(store_url: str) -> None:
         copies = [fresh_id(delivery, f"fresh-{n}") for n in range(8)]
         answers = await asyncio.gather(*(receiver.receive(*one) for one in copies))
 
-    assert sorted(one.code for one in answers) == ["", *["replayed"] * 7]
+    # Who runs it under the first id may be another copy than who brought that id.
+    assert sorted(one.outcome for one in answers) == [*["duplicate"] * 7, "handled"]
+    assert sum(one.code == "replayed" for one in answers) >= 6
     assert len(handled) == 1
 
 
