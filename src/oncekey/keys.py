@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from oncekey.canonical import canonicalize, canonicalize_json
 from oncekey.errors import InvalidKeyError, PolicyError
@@ -66,10 +66,10 @@ def json_path(payload: Mapping[str, Any], path: str) -> str:
         PolicyError: If ``path`` is not such a path.
     """
     _must_be_parsed(payload)
-    value: Any = payload
-    for place in _parse_path(path):
-        value = _step(value, place, path)
-    return _usable(value, path)
+    value = at_path(payload, path_steps(path))
+    if value is NOTHING:
+        raise InvalidKeyError(f"nothing at {path}; check the path, or that the sender fills it")
+    return as_key(value, path)
 
 
 def event_id(payload: Mapping[str, Any], path: str = "id") -> str:
@@ -86,14 +86,14 @@ def event_id(payload: Mapping[str, Any], path: str = "id") -> str:
         PolicyError: If ``path`` is not a path.
     """
     _must_be_parsed(payload)
-    places = _parse_path(path)
-    name = places[0]
-    if len(places) == 1 and isinstance(name, str) and "-" in name and name not in payload:
+    steps = path_steps(path)
+    name = steps[0]
+    if len(steps) == 1 and isinstance(name, str) and "-" in name and name not in payload:
         found = [value for key, value in payload.items() if str(key).lower() == name.lower()]
         if len(found) > 1:
             raise InvalidKeyError(f"{path} is there {len(found)} times; send that header once")
         if found:
-            return _usable(found[0], path)
+            return as_key(found[0], path)
     return json_path(payload, path)
 
 
@@ -180,30 +180,37 @@ def _utf8(text: bytes | str, what: str) -> bytes:
         raise InvalidKeyError(f"{what} holds a lone surrogate; send valid text") from None
 
 
+_PLAIN: Final = re.compile(r"[!-~]+").fullmatch
+NOTHING: Final = object()  # what is nowhere; null is something
 _PLACE = re.compile(
     r'\[(?P<index>\d{1,9})\]|\[(?P<quoted>"(?:[^"\\]|\\.)*")\]|\.(?P<name>[^.\[\]]+)'
 )
 
 
 @lru_cache(maxsize=256)
-def _parse_path(path: str) -> tuple[str | int, ...]:
+def path_steps(path: str) -> tuple[str | int, ...]:
+    """The names and indices that a path goes through, one after another.
+
+    Raises:
+        PolicyError: It is no path.
+    """
     # A path that starts with a name gets the dot that every later name has.
     rest = path[1:] if path == "$" or path.startswith(("$.", "$[")) else path
     rest = rest if rest.startswith((".", "[")) else f".{rest}"
-    places: list[str | int] = []
+    steps: list[str | int] = []
     at = 0
     while at < len(rest):
         found = _PLACE.match(rest, at)
         if found is None:
             raise PolicyError(f"{path!r} is not a path; write it like data.items[0].id")
         if found["index"] is not None:
-            places.append(int(found["index"]))
+            steps.append(int(found["index"]))
         elif found["quoted"] is not None:
-            places.append(_unquote(found["quoted"], path))
+            steps.append(_unquote(found["quoted"], path))
         else:
-            places.append(found["name"])
+            steps.append(found["name"])
         at = found.end()
-    return tuple(places)
+    return tuple(steps)
 
 
 def _unquote(quoted: str, path: str) -> str:
@@ -221,21 +228,26 @@ def _must_be_parsed(payload: object) -> None:
         )
 
 
-def _step(holder: Any, place: str | int, path: str) -> Any:
-    if isinstance(place, int):
-        if isinstance(holder, (list, tuple)):
-            items = cast("list[Any]", holder)
-            if place < len(items):
-                return items[place]
-    elif isinstance(holder, Mapping):
-        members = cast("Mapping[str, Any]", holder)
-        if place in members:
-            return members[place]
-    raise InvalidKeyError(f"nothing at {path}; check the path, or that the sender fills it")
+def at_path(value: Any, steps: tuple[str | int, ...]) -> Any:
+    """What stands at the end of a path, or ``NOTHING``."""
+    for step in steps:
+        if isinstance(step, int):
+            if not isinstance(value, (list, tuple)) or step >= len(value):
+                return NOTHING
+        elif not isinstance(value, (dict, Mapping)) or step not in value:
+            return NOTHING
+        value = value[step]
+    return value
 
 
-def _usable(value: object, path: str) -> str:
-    """Check what was found at ``path``, and return it as a key."""
+def as_key(value: object, path: str) -> str:
+    """What was found at ``path``, as a key.
+
+    Raises:
+        InvalidKeyError: It can't be one.
+    """
+    if type(value) is str and len(value) <= MAX_KEY_LENGTH and _PLAIN(value):
+        return value  # as nearly all are
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         kind = "null" if value is None else type(value).__name__
         raise InvalidKeyError(f"{path} is {kind}; a key must be a string or an integer")

@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.instrument import Event, EventKind, subscribe
 from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver, WebhookResponse
-from oncekey.receiver._unhandled import MOST_TOLD
+from oncekey.receiver.unhandled_types import MOST_TOLD
 from oncekey.signatures import hmac_provider, provider
 
 STRIPE = provider("stripe", secret="whsec_test")

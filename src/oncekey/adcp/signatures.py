@@ -251,9 +251,9 @@ class AdcpProvider(AskingProvider):
             self.name, account=self.sender.account, key_id=key_id, publisher=publisher or ""
         )
 
-    def _item(self, headers: Headers, payload: Any) -> Item:
+    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
         check_envelope(payload)
-        return super()._item(headers, payload)._replace(event_id=event_id_in(payload))
+        return super()._item(headers, payload, event_id_in(payload))
 
     def _check_signable(self, body: bytes) -> None:
         check_signable(self.name, body)
@@ -442,9 +442,9 @@ class AdcpHmacProvider(HmacProvider):
             signed_message=proof.message,
         )
 
-    def _item(self, headers: Headers, payload: Any) -> Item:
+    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
         check_envelope(payload)
-        return super()._item(headers, payload)._replace(event_id=event_id_in(payload))
+        return super()._item(headers, payload, event_id_in(payload))
 
     def _check_signable(self, body: bytes) -> None:
         check_signable(self.name, body)

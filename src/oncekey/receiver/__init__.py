@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncekey.receiver.audit import AuditEntry, AuditSink, LogAudit, TableAudit
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.receiver import AsyncWebhookReceiver, WebhookReceiver
-from oncekey.receiver.settings import RetentionWarning, Settings
+from oncekey.receiver.settings import ReceiverSettings, RetentionWarning
 
 __all__ = [
     "AsyncWebhookReceiver",
@@ -13,6 +13,7 @@ __all__ = [
     "AuditSink",
     "DeadLetter",
     "LogAudit",
+    "ReceiverSettings",
     "RetentionWarning",
     "Settings",
     "TableAudit",
@@ -20,3 +21,5 @@ __all__ = [
     "WebhookReceiver",
     "WebhookResponse",
 ]
+
+Settings = ReceiverSettings  # its name before there were others

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from oncekey._core.call import Result, acall, call, is_async
+from oncekey._core.call import CURRENT, Result, acall, call, is_async
+from oncekey._core.drive import Flow, Op, arun, run
 from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
@@ -21,13 +22,21 @@ from oncekey.errors import (
     PermanentError,
     PolicyError,
 )
-from oncekey.models import Verdict as Answer
-from oncekey.receiver._intake import Intake, Outcome, Work, malformed
+from oncekey.models import Verdict
+from oncekey.receiver.decisions import (
+    Decisions,
+    Outcome,
+    Registered,
+    Work,
+    is_ours,
+    malformed,
+)
 from oncekey.receiver.events import WebhookResponse
-from oncekey.receiver.settings import Handler, Settings
+from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.signatures.base import Provider
-from oncekey.signatures.delivery import Headers, RawHeaders, as_delivery
+from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
+from oncekey.signatures.verdict import Verdict as SignedVerdict
 from oncekey.stores.urls import aconnect, connect
 
 if TYPE_CHECKING:
@@ -39,37 +48,40 @@ H = TypeVar("H", bound=Handler)
 
 
 class _Receiver:
-    """Handlers and settings, which both forms share."""
+    """All of a receiver but what differs with the store: how a handler is run, and waited for."""
 
     _store: Any
 
-    def __init__(self, provider: Provider, settings: Settings | None, options: Any) -> None:
+    def __init__(self, provider: Provider, settings: ReceiverSettings | None, options: Any) -> None:
         if settings is not None and options:
-            raise PolicyError("give a Settings or single options, not both")
+            raise PolicyError("give a ReceiverSettings or single options, not both")
         try:
-            settings = settings or Settings(**options)
+            settings = settings or ReceiverSettings(**options)
         except TypeError as error:
             raise PolicyError(f"a receiver has no such option: {error}") from None
-        self._intake = Intake(provider, settings)
-        self._given_tx: dict[int, bool] = {}  # by the handler's id: not all can be hashed
+        self._decisions = Decisions(provider, settings)
 
-    def _verifier_on(self, store: Store | AsyncStore) -> Provider:
-        """The provider, with a place for its nonces where its rules want one and it has none."""
-        provider = self._intake.provider
+    def _use(self, store: Store | AsyncStore) -> None:
+        """Keep records in this store, and nonces where the provider's rules want that."""
+        self._store = store
+        provider = self.provider
+        if self.settings.transactional:
+            check_transactional(store)
         if getattr(provider, "needs_nonces", False):
-            nonces = Nonces(store, namespace=self._intake.namespace)
-            return cast("AskingProvider", provider).with_nonces(nonces)
-        return provider
+            nonces = Nonces(store, namespace=self._decisions.namespace)
+            provider = cast("AskingProvider", provider).with_nonces(nonces)
+        self._verifier = provider
+        self._judges = is_ours(provider, "verify")
 
     @property
     def provider(self) -> Provider:
         """Whose deliveries these are."""
-        return self._intake.provider
+        return self._decisions.provider
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ReceiverSettings:
         """How they are treated."""
-        return self._intake.settings
+        return self._decisions.settings
 
     def on(self, *types: str) -> Callable[[H], H]:
         """Decorate the handler of one or several types of events.
@@ -80,17 +92,19 @@ class _Receiver:
         if types and callable(types[0]):
             raise PolicyError('write @receiver.on("invoice.paid"), or @receiver.on() for any event')
 
+        rules = self._decisions
+
         def decorate(handler: H) -> H:
             self._check_handler(handler)
-            self._given_tx[id(handler)] = _takes_tx(handler)  # it stays: nobody gets its id
+            registered = Registered(handler, self.settings.transactional and _takes_tx(handler))
             for kind in types:
-                if kind in self._intake.handlers:
+                if kind in rules.handlers:
                     raise PolicyError(f"there is a handler for {kind!r} already")
-                self._intake.handlers[kind] = handler
+                rules.handlers[kind] = registered
             if not types:
-                if self._intake.fallback is not None:
+                if rules.fallback is not None:
                     raise PolicyError("there is a handler for all other events already")
-                self._intake.fallback = handler
+                rules.fallback = registered
             return handler
 
         return decorate
@@ -103,6 +117,60 @@ class _Receiver:
                 "a handler that returns"
             )
 
+    def _receiving(self, delivery: Delivery, now: float | None) -> Flow[WebhookResponse]:
+        """One delivery from end to end. Yields what may have to be waited for."""
+        rules, begun = self._decisions, time.monotonic()
+        works: list[Work | Outcome] = []
+        outcomes: list[Outcome] = []
+        response = rules.refuse_unread(delivery)
+        if response is None:
+            if self._judges:
+                verdict = self._verifier.judge(delivery, now)
+            else:
+                verdict = yield Op("_verify", (delivery, now), self)
+            if not verdict.ok:
+                response = rules.refuse_verdict(verdict)
+            else:
+                response = rules.greeting(delivery, verdict)
+            if response is None:
+                try:
+                    works = rules.works(delivery, verdict)
+                except OncekeyError as error:
+                    response = malformed(error)
+                else:
+                    for work in works:
+                        if isinstance(work, Work):
+                            outcomes.append((yield from self._handling(work)))
+                        else:
+                            outcomes.append(work)
+                    response = rules.answer(outcomes)
+        rules.audit(begun, response, works, outcomes)
+        return response
+
+    def _handling(self, work: Work) -> Flow[Outcome]:
+        """Have one event handled, unless it was before. Every error has an outcome."""
+        rules, guard = self._decisions, work.guard
+        try:
+            if guard is not None:
+                reply = yield Op("claim", rules.binding(work, guard))
+                if reply.verdict is Verdict.CONFLICT:
+                    work = rules.as_first_named(work, guard, (yield Op("read", (guard,))))
+            try:
+                return rules.outcome(work, (yield Op("_run", (work,), self)))
+            except IdempotencyExpiredError:
+                if work.renamed:
+                    return rules.replayed(work)
+            # Seen before, and forgotten since: handled as new, and recorded as late.
+            work = rules.forgotten(work)
+            return rules.outcome(work, (yield Op("_run", (work,), self)))
+        except Exception as error:  # noqa: BLE001
+            return rules.failed(error)
+
+    def _call(self, work: Work, *tx: Any) -> Any:
+        """Call the handler with its event, which now knows which attempt this is."""
+        event = work.event(CURRENT.get(None))
+        return work.handler.function(event, *(tx if work.handler.takes_tx else ()))
+
 
 class WebhookReceiver(_Receiver):
     """Receives webhooks: verifies, dedups, and runs each event's handler once.
@@ -110,7 +178,7 @@ class WebhookReceiver(_Receiver):
     Args:
         provider: From ``oncekey.signatures.provider(...)``.
         store: A sync store, or a URL.
-        settings: A ``Settings``; its options may be given singly instead.
+        settings: A ``ReceiverSettings``; its options may be given singly instead.
 
     Raises:
         PolicyError: An option can't work.
@@ -122,21 +190,19 @@ class WebhookReceiver(_Receiver):
         provider: Provider,
         store: Store | str,
         *,
-        settings: Settings | None = None,
+        settings: ReceiverSettings | None = None,
         **options: Any,
     ) -> None:
         super().__init__(provider, settings, options)
-        self._store = connect(store) if isinstance(store, str) else store
-        if not isinstance(self._store, Store):
+        store = connect(store) if isinstance(store, str) else store
+        if not isinstance(store, Store):
             raise BackendMismatchError(
                 f"WebhookReceiver needs a sync store, got {type(store).__name__}: pass connect(url)"
                 ", or use AsyncWebhookReceiver"
             )
         if getattr(provider, "is_async", False):
             raise BackendMismatchError("this provider must be awaited: use AsyncWebhookReceiver")
-        self._verifier = self._verifier_on(self._store)
-        if self.settings.transactional:
-            check_transactional(self._store)
+        self._use(store)
 
     def _check_handler(self, handler: Handler) -> None:
         super()._check_handler(handler)
@@ -163,68 +229,29 @@ class WebhookReceiver(_Receiver):
             body: The raw bytes, as they came over the wire.
             now: Seconds since 1970, for tests.
         """
-        intake, begun = self._intake, time.monotonic()
-        delivery = as_delivery(method, url, headers, body)
-        works: list[Work | Outcome] = []
-        outcomes: list[Outcome] = []
-        response = intake.refuse_unread(delivery)
-        if response is None:
-            verdict = self._verifier.verify(*delivery, now=now)
-            if not verdict.ok:
-                response = intake.refuse_verdict(verdict)
-            else:
-                response = greeting(intake, delivery.body)
-            if response is None:
-                try:
-                    works = intake.works(delivery, verdict)
-                except OncekeyError as error:
-                    response = malformed(error)
-                else:
-                    outcomes = [
-                        work if isinstance(work, Outcome) else self._handle(work) for work in works
-                    ]
-                    response = intake.answer(outcomes)
-        intake.audit(begun, response, works, outcomes)
-        return response
+        return run(self._receiving(as_delivery(method, url, headers, body), now), self._store)
 
-    def _handle(self, work: Work) -> Outcome:
-        intake, guard = self._intake, work.guard
-        try:
-            if guard is not None:
-                reply = self._store.claim(*intake.binding(work, guard))
-                if reply.verdict is Answer.CONFLICT:
-                    work = intake.as_first_named(work, guard, self._store.read(guard))
-            try:
-                return intake.outcome(work, self._run(work, work.job, late=False), None, False)
-            except IdempotencyExpiredError:
-                if work.renamed:
-                    return intake.replayed(work)
-                # Seen before, and forgotten since: handled as new, and recorded as late.
-                job = intake.forgotten(work)
-                return intake.outcome(work, self._run(work, job, late=True), None, True)
-        except Exception as error:  # noqa: BLE001 - every error has an answer
-            return intake.outcome(work, None, error, False)
+    def _verify(self, delivery: Delivery, now: float | None) -> SignedVerdict:
+        return self._verifier.verify(*delivery, now=now)
 
-    def _run(self, work: Work, job: Any, late: bool) -> Result:
-        intake = self._intake
+    def _run(self, work: Work) -> Result:
+        rules = self._decisions
         if self.settings.transactional:
             return call_in_transaction(
                 self._store,
                 self.settings.on,
-                job,
-                lambda tx: _none(
-                    intake.call(work, late, (tx,) if self._given_tx[id(work.handler)] else ())
-                ),
-                lambda error: intake.bury(work, error),
+                work.job,
+                lambda tx: _none(self._call(work, tx)),
+                lambda error: rules.bury(work, error),
             )
 
         def handler() -> Any:
             try:
-                return _none(intake.call(work, late, ()))
+                return _none(self._call(work))
             except PermanentError as error:
-                return intake.bury(work, error)
+                return rules.bury(work, error)
 
-        return call(self._store, job, handler)
+        return call(self._store, work.job, handler)
 
     def close(self) -> None:
         """Close the store."""
@@ -242,19 +269,18 @@ class AsyncWebhookReceiver(_Receiver):
         provider: Provider,
         store: AsyncStore | str,
         *,
-        settings: Settings | None = None,
+        settings: ReceiverSettings | None = None,
         **options: Any,
     ) -> None:
         super().__init__(provider, settings, options)
-        self._store = aconnect(store) if isinstance(store, str) else store
-        if not isinstance(self._store, AsyncStore):
+        store = aconnect(store) if isinstance(store, str) else store
+        if not isinstance(store, AsyncStore):
             raise BackendMismatchError(
                 f"AsyncWebhookReceiver needs an async store, got {type(store).__name__}: pass "
                 "aconnect(url), or use WebhookReceiver"
             )
-        self._verifier = self._verifier_on(self._store)
-        if self.settings.transactional:
-            check_transactional(self._store)
+        self._use(store)
+        self._judges = self._judges and not hasattr(self._verifier, "averify")
 
     async def receive(
         self,
@@ -266,79 +292,39 @@ class AsyncWebhookReceiver(_Receiver):
         now: float | None = None,
     ) -> WebhookResponse:
         """Take one delivery and say what to answer. See ``WebhookReceiver.receive``."""
-        intake, begun = self._intake, time.monotonic()
-        delivery = as_delivery(method, url, headers, body)
-        works: list[Work | Outcome] = []
-        outcomes: list[Outcome] = []
-        response = intake.refuse_unread(delivery)
-        if response is None:
-            averify = getattr(self._verifier, "averify", None)
-            if averify is not None:
-                verdict = await averify(*delivery, now=now)
-            else:
-                verdict = self._verifier.verify(*delivery, now=now)
-            if not verdict.ok:
-                response = intake.refuse_verdict(verdict)
-            else:
-                response = greeting(intake, delivery.body)
-            if response is None:
-                try:
-                    works = intake.works(delivery, verdict)
-                except OncekeyError as error:
-                    response = malformed(error)
-                else:
-                    outcomes = [
-                        work if isinstance(work, Outcome) else await self._handle(work)
-                        for work in works
-                    ]
-                    response = intake.answer(outcomes)
-        intake.audit(begun, response, works, outcomes)
-        return response
+        flow = self._receiving(as_delivery(method, url, headers, body), now)
+        return await arun(flow, self._store)
 
-    async def _handle(self, work: Work) -> Outcome:
-        intake, guard = self._intake, work.guard
-        try:
-            if guard is not None:
-                reply = await self._store.claim(*intake.binding(work, guard))
-                if reply.verdict is Answer.CONFLICT:
-                    work = intake.as_first_named(work, guard, await self._store.read(guard))
-            try:
-                result = await self._run(work, work.job, late=False)
-                return intake.outcome(work, result, None, False)
-            except IdempotencyExpiredError:
-                if work.renamed:
-                    return intake.replayed(work)
-                job = intake.forgotten(work)
-                return intake.outcome(work, await self._run(work, job, late=True), None, True)
-        except Exception as error:  # noqa: BLE001 - every error has an answer
-            return intake.outcome(work, None, error, False)
+    async def _verify(self, delivery: Delivery, now: float | None) -> SignedVerdict:
+        averify = getattr(self._verifier, "averify", None)
+        if averify is None:
+            return self._verifier.verify(*delivery, now=now)
+        verdict: SignedVerdict = await averify(*delivery, now=now)
+        return verdict
 
-    async def _run(self, work: Work, job: Any, late: bool) -> Result:
-        intake = self._intake
+    async def _run(self, work: Work) -> Result:
+        rules = self._decisions
+
+        async def handled(*tx: Any) -> None:
+            value = self._call(work, *tx)
+            _none(await value if inspect.isawaitable(value) else value)
 
         if self.settings.transactional:
-
-            async def in_transaction(tx: Any) -> None:
-                arguments = (tx,) if self._given_tx[id(work.handler)] else ()
-                value = intake.call(work, late, arguments)
-                _none(await value if inspect.isawaitable(value) else value)
-
             return await acall_in_transaction(
                 self._store,
                 self.settings.on,
-                job,
-                in_transaction,
-                lambda error: intake.bury(work, error),
+                work.job,
+                handled,
+                lambda error: rules.bury(work, error),
             )
 
         async def handler() -> Any:
             try:
-                value = intake.call(work, late, ())
-                _none(await value if inspect.isawaitable(value) else value)
+                await handled()
             except PermanentError as error:
-                return intake.bury(work, error)
+                return rules.bury(work, error)
 
-        return await acall(self._store, job, handler)
+        return await acall(self._store, work.job, handler)
 
     async def aclose(self) -> None:
         """Close the store."""
@@ -366,13 +352,3 @@ def _none(value: Any) -> None:
         value.close()  # it never begins, and says so here
     what = "returned something to await: use AsyncWebhookReceiver" if waits else "yields"
     raise PolicyError(f"a webhook handler {what}; nothing of it has run")
-
-
-def greeting(intake: Intake, body: bytes) -> WebhookResponse | None:
-    """The answer to the provider's own test of the endpoint, if the delivery is one."""
-    handshake = getattr(intake.provider, "handshake", None)
-    ack = handshake(body) if handshake is not None else None
-    if ack is None:
-        return None
-    headers = {"Content-Type": ack.content_type} if ack.body else {}
-    return WebhookResponse(ack.status, headers, ack.body, "ignored", "handshake")

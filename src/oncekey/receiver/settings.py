@@ -13,7 +13,7 @@ from oncekey.policy import Duration, milliseconds
 from oncekey.receiver.audit import AuditSink
 from oncekey.receiver.events import DeadLetter
 
-__all__ = ["Handler", "Limit", "RetentionWarning", "Settings"]
+__all__ = ["Handler", "Limit", "ReceiverSettings", "RetentionWarning"]
 
 Handler = Callable[..., Any]
 Limit = tuple[int, int]
@@ -27,7 +27,7 @@ class RetentionWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ReceiverSettings:
     """How a receiver treats deliveries.
 
     Attributes:

@@ -17,7 +17,7 @@ from oncekey.signatures.event_fields import EventField, event_field, value_at
 from oncekey.signatures.handshakes import Ack, answer_to
 from oncekey.signatures.options import Secrets, as_bytes, as_secrets, check_accepted
 from oncekey.signatures.parsing import MAX_URL, Rejection, check_clock, json_body
-from oncekey.signatures.verdict import OK, Verdict, VerifiedWebhookSender
+from oncekey.signatures.verdict import OK, Item, Verdict, VerifiedWebhookSender
 
 __all__ = [
     "Ack",
@@ -45,20 +45,6 @@ class SignedRequest(NamedTuple):
     url: str
     headers: dict[str, str]
     body: bytes
-
-
-class Item(NamedTuple):
-    """One event of a delivery.
-
-    Attributes:
-        event_id: The id to dedup by, where there is one.
-        event_type: What happened, where the provider says.
-        payload: The parsed JSON of this event, or ``None`` if the body is no JSON.
-    """
-
-    event_id: str | None
-    event_type: str | None
-    payload: Any
 
 
 class Proof(NamedTuple):
@@ -229,7 +215,10 @@ class Provider(ABC):
         Raises:
             TypeError: The body is not bytes.
         """
-        delivery = as_delivery(method, url, headers, body)
+        return self.judge(as_delivery(method, url, headers, body), now)
+
+    def judge(self, delivery: Delivery, now: float | None = None) -> Verdict:
+        """``verify`` a delivery that is put together already."""
         try:
             if len(delivery.url) > MAX_URL:
                 raise Rejection("url_malformed", f"the URL has more than {MAX_URL} characters")
@@ -248,13 +237,15 @@ class Provider(ABC):
 
     def _genuine(self, delivery: Delivery, proof: Proof) -> Verdict:
         event_id: str | None = None
-        payload, signed = proof.payload, self.id_is_signed
+        payload, signed, items = proof.payload, self.id_is_signed, None
+        field = self._id_field
         if self.batch:
             payload = self._payload(delivery, proof)
-            self._items(delivery.headers, payload)
-        elif self._id_field is not None:
-            payload = self._payload(delivery, proof) if self._id_field.in_body else None
-            if self._signed_id:
+            items = self._items(delivery.headers, payload)
+        elif field is not None:
+            if field.in_body:
+                payload = self._payload(delivery, proof)
+            elif self._signed_id:
                 with suppress(Rejection):  # a body that is no JSON has no id in it
                     payload = self._payload(delivery, proof)
             event_id, signed = self._named(delivery.headers, payload)
@@ -263,13 +254,14 @@ class Provider(ABC):
         return Verdict(
             True,
             OK,
-            sender=self.sender,
-            event_id=event_id,
-            id_is_signed=signed,
+            self.sender,
+            event_id,
+            signed,
             timestamp=proof.timestamp,
             signature=proof.signature,
             payload=payload,
             signed_message=proof.message,
+            items=items,
         )
 
     def _named(self, headers: Headers, payload: Any) -> tuple[str | None, bool]:
@@ -298,20 +290,39 @@ class Provider(ABC):
         """
         fields = headers if isinstance(headers, Headers) else Headers(headers)
         try:
-            try:
-                payload = json_body(body) if payload is None else payload
-            except Rejection:
-                if self.batch or (body and _says_json(fields)):
-                    raise
-                payload = None
+            payload = self._readable(fields, body) if payload is None else payload
             if self.batch:
                 return self._items(fields, payload)
-            return [self._item(fields, payload)]
+            return [self._item(fields, payload, self._named(fields, payload)[0])]
         except Rejection as found:
             raise UnreadableError(found.code, found.message) from None
 
-    def _item(self, headers: Headers, payload: Any) -> Item:
-        event_id, _ = self._named(headers, payload)
+    def events(self, delivery: Delivery, verdict: Verdict) -> list[Item]:
+        """``items``, without another look for what the verdict knows.
+
+        Raises:
+            UnreadableError: The body can't be read as what it says it is, or can't be split.
+        """
+        if verdict.items is not None:
+            return verdict.items
+        headers, body, payload = delivery.headers, delivery.body, verdict.payload
+        if self.batch:
+            return self.items(headers, body, payload)
+        try:
+            payload = self._readable(headers, body) if payload is None else payload
+            return [self._item(headers, payload, verdict.event_id)]
+        except Rejection as found:
+            raise UnreadableError(found.code, found.message) from None
+
+    def _readable(self, headers: Headers, body: bytes) -> Any:
+        try:
+            return json_body(body)
+        except Rejection:
+            if self.batch or (body and _says_json(headers)):
+                raise
+            return None
+
+    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
         event_type = self._type_field.read(headers, payload) if self._type_field else None
         return Item(event_id, event_type, payload)
 
@@ -320,23 +331,24 @@ class Provider(ABC):
         if not isinstance(found, list) or not found:
             raise Rejection("body_malformed", f"the body has no list of events at {self.batch}")
         check_batch(found)
-        items = [self._item(headers, one) for one in found]
+        items = [self._item(headers, one, self._named(headers, one)[0]) for one in found]
         if self._id_field is not None and any(item.event_id is None for item in items):
             raise Rejection(
                 "id_missing", f"an event of the batch has no id at {self.event_id}: {_USABLE}"
             )
         return items
 
-    def handshake(self, body: bytes) -> Ack | None:
+    def handshake(self, body: bytes, payload: Any = None) -> Ack | None:
         """The answer to the provider's own test of the endpoint, if the delivery is one.
 
-        Such a delivery carries no event: verify it, answer it, and do nothing else.
+        Such a delivery carries no event: verify it, answer it, and do nothing else. ``payload`` is
+        the verdict's, as for ``items``.
         """
         rules = self.facts.handshake
         if not rules:
             return None
         try:
-            return answer_to(json_body(body), rules)
+            return answer_to(json_body(body) if payload is None else payload, rules)
         except Rejection:
             return None
 

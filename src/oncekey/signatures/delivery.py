@@ -18,11 +18,18 @@ class Headers:
     __slots__ = ("_fields",)
 
     def __init__(self, raw: RawHeaders = ()) -> None:
-        self._fields: dict[str, list[str]] = {}
+        fields: dict[str, list[str]] = {}
         given: Any = raw
-        pairs: Iterable[Any] = given.items() if isinstance(raw, Mapping) else given
-        for name, value in pairs:
-            self._fields.setdefault(_text(name).lower(), []).append(_text(value))
+        for name, value in given.items() if isinstance(raw, Mapping) else given:
+            # Bytes are latin-1 on the wire; anything else is shown as text, never an error.
+            name = name.decode("latin-1") if isinstance(name, bytes) else str(name)
+            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+            name = name.lower()
+            if name in fields:
+                fields[name].append(text)
+            else:
+                fields[name] = [text]
+        self._fields = fields
 
     def all(self, name: str) -> list[str]:
         """Every value of a field, in the order they came."""
@@ -30,7 +37,7 @@ class Headers:
 
     def one(self, name: str) -> str | None:
         """The value of a field that came exactly once, else ``None``."""
-        found = self.all(name)
+        found = self._fields.get(name.lower(), ())
         return found[0] if len(found) == 1 else None
 
     def __contains__(self, name: object) -> bool:
@@ -39,11 +46,6 @@ class Headers:
     def items(self) -> Iterable[tuple[str, str]]:
         """Names in lower case, and values."""
         return [(name, value) for name, values in self._fields.items() for value in values]
-
-
-def _text(value: str | bytes) -> str:
-    """Header bytes are latin-1 on the wire; anything else is shown as text, never an error."""
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 class Delivery(NamedTuple):
@@ -61,10 +63,12 @@ def as_delivery(method: str, url: str, headers: RawHeaders | Headers, body: byte
     Raises:
         TypeError: The body is not bytes: a parsed or decoded body can't be verified.
     """
-    if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise TypeError(
-            f"the body must be the raw bytes of the request, got {type(body).__name__}: a parsed "
-            "body can't be verified"
-        )
+    if type(body) is not bytes:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"the body must be the raw bytes of the request, got {type(body).__name__}: a "
+                "parsed body can't be verified"
+            )
+        body = bytes(body)
     fields = headers if isinstance(headers, Headers) else Headers(headers)
-    return Delivery(method, url, fields, bytes(body))
+    return Delivery(method, url, fields, body)

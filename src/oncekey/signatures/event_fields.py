@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from oncekey.canonical import canonicalize
 from oncekey.errors import CanonicalJSONError, InvalidKeyError, PolicyError
-from oncekey.keys import MAX_KEY_LENGTH, _parse_path, _step, _usable
+from oncekey.keys import MAX_KEY_LENGTH, NOTHING, as_key, at_path, path_steps
 from oncekey.signatures.delivery import Headers
 from oncekey.signatures.parsing import one_header
 
@@ -38,6 +38,21 @@ class _Part:
     names: tuple[str, ...]
     paths: tuple[str, ...]
     optional: bool
+
+    def read(self, headers: Headers, payload: Any) -> Any:
+        """What stands there, or ``None``."""
+        if not self.names:
+            for path in self.paths:
+                value = at_path(payload, path_steps(path))
+                if value is not None and value is not NOTHING:
+                    return value
+            return None
+        if not any(name in headers for name in self.names):
+            return None
+        # White space around a value is none of it: nobody signs it.
+        found = one_header(headers, *self.names).strip(" \t")
+        # An id that is not plain text is none: two servers would decode it to two ids.
+        return found if found.isascii() and found.isprintable() and found else None
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class EventField:
         """
         values: list[Any] = []
         for part in self.parts:
-            value = _value(part, headers, payload)
+            value = part.read(headers, payload)
             if value is None and not part.optional:
                 return None
             values.append(value)
@@ -78,7 +93,7 @@ class EventField:
             if self.hashed:
                 return hashlib.sha256(canonicalize(values)).hexdigest()
             if len(values) == 1:
-                return _usable(values[0], self.text)
+                return as_key(values[0], self.text)
             texts = ["" if value is None else _text(value, self.text) for value in values]
         except (CanonicalJSONError, InvalidKeyError):
             return None
@@ -87,39 +102,17 @@ class EventField:
         return joined if len(joined) <= MAX_KEY_LENGTH else None
 
 
-def _value(part: _Part, headers: Headers, payload: Any) -> Any:
-    if part.names:
-        if not any(name in headers for name in part.names):
-            return None
-        # White space around a value is none of it: nobody signs it.
-        found = one_header(headers, *part.names).strip(" \t")
-        # An id that is not plain text is none: two servers would decode it to two ids.
-        return found if found.isascii() and found.isprintable() and found else None
-    for path in part.paths:
-        value = value_at(payload, path)
-        if value is not None:
-            return value
-    return None
-
-
 def _text(value: Any, path: str) -> str:
     # Adyen's "success" is true or "true"; both mean the same event.
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _usable(value, path)
+    return as_key(value, path)
 
 
 def value_at(payload: Any, path: str) -> Any:
     """What stands at ``path`` in a parsed body, or ``None``. ``$`` is the body itself."""
-    value = payload
-    if path == "$":
-        return value
-    try:
-        for step in _parse_path(path):
-            value = _step(value, step, path)
-    except InvalidKeyError:
-        return None
-    return value
+    found = payload if path == "$" else at_path(payload, path_steps(path))
+    return None if found is NOTHING else found
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +134,7 @@ def event_field(text: str) -> EventField:
                 f"{text!r} is no place for an id; write it like data.id, or header:X-Event-Id"
             )
         for path in () if in_header else choices:
-            _parse_path(path)
+            path_steps(path)
         parts.append(_Part(choices if in_header else (), () if in_header else choices, optional))
     if all(part.optional for part in parts):
         raise PolicyError(f"{text!r} is all optional; at least one part must be there")

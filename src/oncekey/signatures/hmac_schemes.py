@@ -101,6 +101,7 @@ class HmacProvider(Provider):
         self._algorithm: str = dress.get("algorithm", "sha256")
         self._template: tuple[str, ...] = tuple(_FIELD.split(dress.get("signed", "{body}")))
         self._fields = frozenset(self._template[1::2])
+        self._message = _message_form(self._template)
         self._stamp_header: str = dress.get("timestamp_header", "")
         self._stamp_path: str = dress.get("timestamp_path", "")
         self._stamp_fallback: str = dress.get("timestamp_fallback", "")
@@ -118,6 +119,7 @@ class HmacProvider(Provider):
             self._pairs = (found[1], found[2], found[3])
         self._keys = [_key(facts, one) for one in as_secrets(facts, secret, previous)]
         self._url = SignedUrl(facts.title, public_url, allowed_hosts, signed=signs_url)
+        self._signs_url = signs_url
 
     def signed_headers(self) -> frozenset[str]:
         """The id's header, if the template names the id; and the timestamp's."""
@@ -129,7 +131,8 @@ class HmacProvider(Provider):
     # --- verify ----------------------------------------------------------------------------
 
     def _prove(self, delivery: Delivery, now: float) -> Proof:
-        self._url.check(delivery.url)
+        if self._signs_url:
+            self._url.check(delivery.url)
         stamp, given = self._read_header(delivery)
         if self._stamp_header:
             stamp = one_header(delivery.headers, self._stamp_header, missing="timestamp_missing")
@@ -213,23 +216,16 @@ class HmacProvider(Provider):
 
     def _messages(self, delivery: Delivery, stamp: str) -> list[bytes]:
         """The bytes that may have been signed; more than one only where the URL has two forms."""
-        urls = [self._url.form(delivery.url)] if "url" in self._fields else [""]
-        if self._decode_url:
-            urls.append(decode_reserved(urls[0]))
-        values = {"body": delivery.body, "timestamp": stamp.encode()}
+        values = {b"body": delivery.body, b"timestamp": stamp.encode()}
         if "method" in self._fields:
-            values["method"] = encoded(delivery.method)
+            values[b"method"] = encoded(delivery.method)
         if "id" in self._fields and self._id_field is not None:
-            values["id"] = self._id_bytes(delivery.headers, self._id_field.parts[0].names)
-        messages: list[bytes] = []
-        for url in dict.fromkeys(urls):
-            values["url"] = encoded(url)
-            pieces = [
-                values[piece] if position % 2 else piece.encode()
-                for position, piece in enumerate(self._template)
-            ]
-            messages.append(b"".join(pieces))
-        return messages
+            values[b"id"] = self._id_bytes(delivery.headers, self._id_field.parts[0].names)
+        if not self._signs_url:
+            return [self._message % values]
+        url = self._url.form(delivery.url)
+        forms = [url, decode_reserved(url)] if self._decode_url else [url]
+        return [self._message % {**values, b"url": encoded(one)} for one in dict.fromkeys(forms)]
 
     def _id_bytes(self, headers: Headers, names: tuple[str, ...]) -> bytes:
         text = one_header(headers, *names)
@@ -297,6 +293,15 @@ class HmacProvider(Provider):
             )
         if "id" in fields and (self._id_field is None or len(self._id_field.headers) != 1):
             raise PolicyError(f"{name}: signed names {{id}}; say which: event_id='header:NAME'")
+
+
+def _message_form(template: tuple[str, ...]) -> bytes:
+    """The signed bytes as a format: what stands between the fields, and the fields by name."""
+    pieces = [
+        f"%({piece})b" if position % 2 else piece.replace("%", "%%")
+        for position, piece in enumerate(template)
+    ]
+    return "".join(pieces).encode()
 
 
 def _several(names: str | list[str]) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-__all__ = ["CODES", "OK", "Nonce", "Verdict", "VerifiedWebhookSender"]
+__all__ = ["CODES", "OK", "Item", "Nonce", "Verdict", "VerifiedWebhookSender"]
 
 OK: Final = "ok"
 
@@ -62,6 +62,20 @@ class VerifiedWebhookSender:
         return ":".join(part.replace("%", "%25").replace(":", "%3A") for part in parts)
 
 
+class Item(NamedTuple):
+    """One event of a delivery.
+
+    Attributes:
+        event_id: The id to dedup by, where there is one.
+        event_type: What happened, where the provider says.
+        payload: The parsed JSON of this event, or ``None`` if the body is no JSON.
+    """
+
+    event_id: str | None
+    event_type: str | None
+    payload: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Nonce:
     """A number used once: whoever accepts the delivery must not have seen it before."""
@@ -92,6 +106,7 @@ class Verdict:
             sender tries again.
         payload: The parsed body, if it had to be parsed to find the event's id.
         signed_message: The exact bytes that the signature covers.
+        items: The events of a batch.
     """
 
     ok: bool
@@ -106,6 +121,7 @@ class Verdict:
     transient: bool = False
     payload: Any = field(default=None, repr=False, compare=False)
     signed_message: bytes = field(default=b"", repr=False, compare=False)
+    items: list[Item] | None = field(default=None, repr=False, compare=False)
 
     @property
     def message_digest(self) -> str:

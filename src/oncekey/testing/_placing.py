@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from oncekey.keys import _parse_path
+from oncekey.keys import path_steps
 from oncekey.signatures.event_fields import event_field, value_at
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _first(provider: Provider, payload: Any) -> Any:
 
 def _put(payload: Any, path: str, value: Any) -> None:
     """Put ``value`` at ``path``, and what is missing on the way."""
-    steps = _parse_path(path)
+    steps = path_steps(path)
     for step, after in zip(steps, (*steps[1:], None), strict=True):
         if isinstance(step, int):
             while len(payload) <= step:

@@ -1,4 +1,4 @@
-"""What happens to a delivery before and after its handlers: all that never waits.
+"""What is decided of a delivery before and after its handlers: all that never waits.
 
 In this order: size and type, signature, the provider's own test of the endpoint, events and their
 keys, rate limits; then the handlers, elsewhere; then one answer for all of it.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from oncekey._core.call import CURRENT, Job, Result
+from oncekey._core.call import Job, Result
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan, new_owner
 from oncekey._core.limiter import InsertLimiter
@@ -33,15 +33,15 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Key, Record, Scope, Terms, check_text
 from oncekey.policy import milliseconds
-from oncekey.receiver._unhandled import TypesSeen
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
-from oncekey.receiver.settings import Handler, Settings
-from oncekey.signatures.base import Item, Provider, UnreadableError
+from oncekey.receiver.settings import Handler, ReceiverSettings
+from oncekey.receiver.unhandled_types import TypesSeen
+from oncekey.signatures.base import Provider, UnreadableError
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.verdict import CODES, Verdict, VerifiedWebhookSender
+from oncekey.signatures.verdict import CODES, Item, Verdict, VerifiedWebhookSender
 
-__all__ = ["Intake", "Outcome", "Work", "malformed"]
+__all__ = ["Decisions", "Outcome", "Registered", "Work", "malformed"]
 
 logger = logging.getLogger("oncekey")
 
@@ -74,7 +74,15 @@ _MALFORMED: Final = ("body_malformed", "id_missing", "url_malformed", "webhook_b
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _REPLAYED: Final = "replayed"
 _GUARD_LEASE_MS: Final = 1000  # nobody works under it: who comes again with the same id goes on
+_NOTHING: Final = b"jnull"
 _WORST: Final = ("unavailable", "failed", "unhandled", "in_flight", "limited", "conflict")
+
+
+class Registered(NamedTuple):
+    """A handler as it is called."""
+
+    function: Handler
+    takes_tx: bool
 
 
 class Outcome(NamedTuple):
@@ -90,14 +98,15 @@ class Work(NamedTuple):
     """One event that a handler is to see, unless somebody saw it before."""
 
     job: Job
-    handler: Handler
+    handler: Registered
     sender: VerifiedWebhookSender
     item: Item
     delivery: Delivery
     guard: Key | None = None  # the signed message, where its id is not signed
     renamed: bool = False  # it goes by the id that its message first came under
+    late: bool = False  # it came after its window
 
-    def event(self, claim: Claim | None = None, late: bool = False) -> WebhookEvent:
+    def event(self, claim: Claim | None = None) -> WebhookEvent:
         """The event as its handler gets it. A duplicate never needs one."""
         item, delivery = self.item, self.delivery
         return WebhookEvent(
@@ -109,49 +118,66 @@ class Work(NamedTuple):
             delivery.headers,
             claim.attempts if claim is not None else 1,
             claim.takeover if claim is not None else False,
-            late,
+            self.late,
         )
 
 
-class Intake:
+_HANDLED: Final = Outcome("handled")
+_DUPLICATE: Final = Outcome("duplicate")
+
+
+class _NoAnswer(Codec):
+    """What handlers return is not kept. Only what became of an event that was given up is."""
+
+    def encode(self, value: Any) -> bytes:
+        return _NOTHING if value is None else super().encode(value)
+
+    def decode(self, raw: bytes) -> Any:
+        return None if raw == _NOTHING else super().decode(raw)
+
+
+class Decisions:
     """The rules of one receiver."""
 
-    def __init__(self, provider: Provider, settings: Settings) -> None:
+    def __init__(self, provider: Provider, settings: ReceiverSettings) -> None:
         for name in ("verify", "items", "retention_seconds", "ack"):
             if not hasattr(provider, name):
                 raise PolicyError(
                     f"{type(provider).__name__} is no provider: pass oncekey.signatures.provider"
                     "('stripe', secret=...) or one made with hmac_provider(...)"
                 )
+        if settings.replay_guard and provider.tolerance is not None and provider.id_is_signed:
+            raise PolicyError(
+                f"replay_guard is for providers whose ids are not signed; {provider.name} signs its"
+                " own, and a timestamp with it"
+            )
         self.provider = provider
         self.settings = settings
         self.namespace = check_text(settings.namespace, "namespace")
         terms = settings.terms(provider.title, provider.retention_seconds)
         wait = milliseconds(settings.wait, "wait") / 1000
         self.plan = Plan(terms, wait, None, MAX_ANSWER_BYTES, False)
+        # As long as the id is known, late or not: then both are forgotten.
+        self._guard_terms = Terms(
+            lease_ms=_GUARD_LEASE_MS, ttl_ms=terms.ttl_ms + terms.remember_ms, sticky=True
+        )
         self.operation = f"webhook {provider.name}"
+        self.handlers: dict[str, Registered] = {}
+        self.fallback: Registered | None = None
         self._types_seen = TypesSeen(provider.title, self.operation, strict=settings.strict_types)
         self._senders: dict[VerifiedWebhookSender, tuple[str, Scope, Scope]] = {}
         # Some providers retry few statuses, and only after a short wait.
         self._retry_status: int = getattr(provider, "retry_status", STATUS["failed"])
         self._retry_after_most: int = getattr(provider, "retry_after_most", None) or MAX_RETRY
-        self.handlers: dict[str, Handler] = {}
-        self.fallback: Handler | None = None
-        self.codec = Codec()
+        self._codec = _NoAnswer()
         changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
-        self.compares = changed == "reject"
+        self._compares = changed == "reject"
         self._types = tuple(kind.lower() for kind in settings.content_types)
         self._per_key = _limiter(settings.per_key)
         self._per_sender = _limiter(settings.per_sender)
-        # As long as the id is known, late or not: then both are forgotten.
-        self._guard_terms = Terms(
-            lease_ms=_GUARD_LEASE_MS, ttl_ms=terms.ttl_ms + terms.remember_ms, sticky=True
-        )
-        if settings.replay_guard and provider.tolerance is not None and provider.id_is_signed:
-            raise PolicyError(
-                f"replay_guard is for providers whose ids are not signed; {provider.name} signs its"
-                " own, and a timestamp with it"
-            )
+        self._answers: dict[tuple[str, str], WebhookResponse] = {}
+        self._events = provider.events if is_ours(provider, "items") else self._listed
+        self._has_tests = not is_ours(provider, "handshake") or bool(provider.facts.handshake)
 
     # Before the signature
 
@@ -160,12 +186,15 @@ class Intake:
         if len(delivery.body) > self.settings.max_body_bytes:
             most = self.settings.max_body_bytes
             return _rejected(413, "body_too_large", f"at most {most} bytes are taken")
-        if self._types:
-            given = (delivery.headers.one("content-type") or "").partition(";")[0].strip().lower()
-            if not any(_is_type(given, wanted) for wanted in self._types):
-                wanted = ", ".join(self._types)
-                return _rejected(415, "content_type", f"send one of {wanted}")
+        given = delivery.headers.one("content-type") or ""
+        if given not in self._types and not self._takes(given):
+            return _rejected(415, "content_type", f"send one of {', '.join(self._types)}")
         return None
+
+    def _takes(self, content_type: str) -> bool:
+        """Whether a type is taken that is not written just as in the settings."""
+        given = content_type.partition(";")[0].strip().lower()
+        return not self._types or any(_is_type(given, wanted) for wanted in self._types)
 
     def refuse_verdict(self, verdict: Verdict) -> WebhookResponse:
         """The answer to a delivery that is not genuine, or that can't be verified right now."""
@@ -180,6 +209,21 @@ class Intake:
         challenge = {"WWW-Authenticate": f'Signature error="{code}"'}
         return _rejected(401, code, verdict.message, own(verdict) if own else challenge)
 
+    def greeting(self, delivery: Delivery, verdict: Verdict) -> WebhookResponse | None:
+        """The answer to the provider's own test of the endpoint, if the delivery is one."""
+        if not self._has_tests:
+            return None
+        provider, known = self.provider, verdict.payload
+        if is_ours(provider, "handshake"):
+            ack = provider.handshake(delivery.body, known)
+        else:
+            handshake = getattr(provider, "handshake", None)
+            ack = handshake(delivery.body) if handshake is not None else None
+        if ack is None:
+            return None
+        headers = {"Content-Type": ack.content_type} if ack.body else {}
+        return WebhookResponse(ack.status, headers, ack.body, "ignored", "handshake")
+
     # Events
 
     def works(self, delivery: Delivery, verdict: Verdict) -> list[Work | Outcome]:
@@ -189,13 +233,17 @@ class Intake:
             InvalidKeyError: An event has no key.
         """
         sender = self._sender(verdict)
-        items = self.provider.items(delivery.headers, delivery.body, verdict.payload)
+        items = self._events(delivery, verdict)
         if len(items) > MAX_ITEMS:
             raise InvalidKeyError(f"a batch of {len(items)} events: at most {MAX_ITEMS} are taken")
         return [
             self._work(delivery, verdict, sender, item, position)
             for position, item in enumerate(items)
         ]
+
+    def _listed(self, delivery: Delivery, verdict: Verdict) -> list[Item]:
+        """The events as somebody else's provider lists them."""
+        return self.provider.items(delivery.headers, delivery.body, verdict.payload)
 
     def _sender(self, verdict: Verdict) -> VerifiedWebhookSender:
         sender = verdict.sender
@@ -232,38 +280,45 @@ class Intake:
         handler = self.handlers.get(kind, self.fallback)
         if handler is None:
             name = self._types_seen.unhandled(kind, self.handlers)
-            wait = UNAVAILABLE_RETRY if name == "unhandled" else None
-            return Outcome(name, kind[:64], wait)
-        payload = item.payload if item.payload is not None else delivery.body
-        name = self._name(verdict, item, payload)
+            return Outcome(name, kind[:64], UNAVAILABLE_RETRY if name == "unhandled" else None)
+        if self.settings.key is None and item.event_id is not None:
+            name = check_text(item.event_id, "the event id")
+        else:
+            name = self._name(delivery, verdict, item)
         identity, scope, messages = self._scope(sender)
-        guard = self._guard(verdict, messages, kind, position)
-        # The signed message before its id, which may be another each time.
-        named = [(self._per_key, one) for one in (guard.name if guard else "", name) if one]
-        for limiter, counted in ((self._per_sender, ""), *named):
-            if limiter is not None:
-                wait = limiter.admit(identity + counted)
-                if wait is not None:
-                    return Outcome("limited", retry_after=wait)
-        mark = _fingerprint(item, delivery.body) if self.compares else b""
-        job = Job(Key(scope, name), mark, self.plan, self.codec, self.operation)
+        guard = None
+        if not verdict.id_is_signed or self.settings.key is not None:
+            guard = self._guard(verdict, messages, kind, position)
+        wait = self._limited(identity, name, guard)
+        if wait is not None:
+            return Outcome("limited", retry_after=wait)
+        mark = _fingerprint(item, delivery.body) if self._compares else b""
+        job = Job(Key(scope, name), mark, self.plan, self._codec, self.operation)
         return Work(job, handler, sender, item, delivery, guard)
 
-    def _name(self, verdict: Verdict, item: Item, payload: Any) -> str:
-        """The key of an event."""
+    def _limited(self, identity: str, name: str, guard: Key | None) -> int | None:
+        """How many seconds to wait, if there were too many. Counts those that need not."""
+        wait = self._per_sender.admit(identity) if self._per_sender is not None else None
+        if wait is None and self._per_key is not None:
+            if guard is not None:  # before its id, which may be another each time
+                wait = self._per_key.admit(identity + guard.name)
+            if wait is None:
+                wait = self._per_key.admit(identity + name)
+        return wait
+
+    def _name(self, delivery: Delivery, verdict: Verdict, item: Item) -> str:
+        """The key of an event whose provider gives it none, or whose user wants another."""
         if self.settings.key is not None:
+            payload = item.payload if item.payload is not None else delivery.body
             return _key_of(self.settings.key, payload)
-        name = item.event_id
-        if name is None and self.provider.batch is None and not self.provider.event_id:
+        if self.provider.batch is None and not self.provider.event_id:
             return _signed_name(verdict)
-        if name is None:
-            logger.warning(
-                "%s: a delivery has no event id, and its sender is told so. If its kind never has "
-                "one, pass key= to the receiver, a function of the payload",
-                self.operation,
-            )
-            raise InvalidKeyError(CODES["id_missing"])
-        return check_text(name, "the event id")
+        logger.warning(
+            "%s: a delivery has no event id, and its sender is told so. If its kind never has "
+            "one, pass key= to the receiver, a function of the payload",
+            self.operation,
+        )
+        raise InvalidKeyError(CODES["id_missing"])
 
     def _guard(self, verdict: Verdict, scope: Scope, kind: str, position: int) -> Key | None:
         """The key of what was signed, where what names the event is not."""
@@ -313,11 +368,6 @@ class Intake:
 
     # Handlers
 
-    def call(self, work: Work, late: bool, arguments: tuple[Any, ...]) -> Any:
-        """Call the handler with its event, which now knows which attempt this is."""
-        event = work.event(CURRENT.get(None), late)
-        return work.handler(event, *arguments)
-
     def bury(self, work: Work, error: Exception) -> Any:
         """The stored answer for an event that was given up for good; ``None`` for other errors."""
         if not isinstance(error, PermanentError):
@@ -329,20 +379,22 @@ class Intake:
             logger.error("a webhook handler gave up for good (%s): %s", work.job.operation, reason)
         return {"dead": reason}
 
-    def forgotten(self, work: Work) -> Job:
-        """The same work for an event whose window is over: as a new one."""
+    def forgotten(self, work: Work) -> Work:
+        """The same work for an event whose window is over: as a new one, recorded as late."""
         terms = dataclasses.replace(self.plan.terms, remember_ms=0)
-        return work.job._replace(plan=dataclasses.replace(self.plan, terms=terms))
+        plan = dataclasses.replace(self.plan, terms=terms)
+        return work._replace(job=work.job._replace(plan=plan), late=True)
 
-    def outcome(
-        self, work: Work, result: Result | None, error: Exception | None, late: bool
-    ) -> Outcome:
-        """What a call's end means."""
-        if error is None:
-            if result is not None and result.replayed:
-                return self.replayed(work) if work.renamed else Outcome("duplicate")
-            dead = isinstance(result.value, dict) and "dead" in result.value if result else False
-            return Outcome("dead" if dead else "handled", late=late)
+    def outcome(self, work: Work, result: Result) -> Outcome:
+        """What the end of a call means."""
+        if result.replayed:
+            return self.replayed(work) if work.renamed else _DUPLICATE
+        if isinstance(result.value, dict) and "dead" in result.value:
+            return Outcome("dead", late=work.late)
+        return Outcome("handled", late=True) if work.late else _HANDLED
+
+    def failed(self, error: Exception) -> Outcome:
+        """What an error of a call means."""
         if isinstance(error, IdempotencyConflictError):
             return Outcome("conflict", code=error.code)
         if isinstance(error, IdempotencyInFlightError):
@@ -362,7 +414,10 @@ class Intake:
         """One answer for a delivery: the sender is told to retry if any event of it needs that."""
         if len(outcomes) == 1 and outcomes[0].name not in STATUS:  # most of them
             name, code = outcomes[0][:2]
-            return self._taken(name, code if name == "duplicate" else "")
+            which = (name, code if name == "duplicate" else "")
+            if which not in self._answers:  # a handful
+                self._answers[which] = self._taken(*which)
+            return self._answers[which]
         names = tuple(outcome.name for outcome in outcomes)
         worst = next((name for name in _WORST if name in names), None)
         several = names if len(names) > 1 else ()
@@ -371,7 +426,7 @@ class Intake:
                 (one for one in ("handled", "dead", "duplicate") if one in names), "ignored"
             )
             return self._taken(name, "", several)
-        which = next(outcome for outcome in outcomes if outcome.name == worst)
+        first = next(outcome for outcome in outcomes if outcome.name == worst)
         waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after is not None]
         headers = {"Content-Type": "application/json"}
         status = self._retry_status if worst == "failed" else STATUS[worst]
@@ -379,9 +434,9 @@ class Intake:
             waits = [UNAVAILABLE_RETRY]
         if waits and worst != "conflict":
             headers["Retry-After"] = str(min(max(waits), self._retry_after_most))
-        told = {"error": worst, "code": which.code, "message": _TOLD[worst]}
+        told = {"error": worst, "code": first.code, "message": _TOLD[worst]}
         body = json.dumps(told).encode()
-        return WebhookResponse(status, headers, body, worst, which.code, several)
+        return WebhookResponse(status, headers, body, worst, first.code, several)
 
     def _taken(self, name: str, code: str, several: tuple[str, ...] = ()) -> WebhookResponse:
         ack = self.provider.ack
@@ -426,6 +481,15 @@ class Intake:
                 sink(entry)
             except Exception:
                 logger.exception("the audit sink failed")
+
+
+def is_ours(provider: Provider, method: str) -> bool:
+    """Whether a provider's method is that of ``Provider``, so that what it is made of may be used.
+
+    What somebody's own class says in its place is what counts.
+    """
+    found = getattr(provider, method, None)
+    return getattr(found, "__func__", None) is getattr(Provider, method)
 
 
 def _signed_name(verdict: Verdict) -> str:
