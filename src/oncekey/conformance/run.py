@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from oncekey._core.drive import Op
+from oncekey._core.drive import Op, adrive, drive
 from oncekey.abc import AsyncStore, ClockInjectable, Store
 from oncekey.conformance.checks import CHECKS
-from oncekey.conformance.steps import Check, Elapse, Race
+from oncekey.conformance.steps import Check, Race, Step
 from oncekey.testing import ManualClock
 
 __all__ = ["Conformance", "arun_all", "arun_check", "run_all", "run_check"]
@@ -44,46 +45,28 @@ def run_check(check: Check, make_store: Callable[[], Store]) -> None:
     try:
         store, clock = _under_test(opened)
 
-        def elapse(ms: int) -> None:
+        def race(ops: list[Op]) -> list[Any]:
+            start = threading.Barrier(len(ops))
+
+            def at_once(op: Op) -> Any:
+                start.wait()
+                return do(op)
+
+            with ThreadPoolExecutor(len(ops)) as pool:
+                return list(pool.map(at_once, ops))
+
+        def do(step: Step) -> Any:
+            if isinstance(step, Race):
+                return race(step.ops)
+            if isinstance(step, Op):
+                return getattr(store, step.method)(*step.args)
             if clock is not None:
-                clock.advance(ms / 1000)
-                return
-            until = store.now() + ms
+                return clock.advance(step.ms / 1000)
+            until = store.now() + step.ms
             while store.now() < until:
                 time.sleep(0.005)
 
-        def race(ops: list[Op]) -> list[Any]:
-            results: list[Any] = [None] * len(ops)
-            start = threading.Barrier(len(ops))
-
-            def one(index: int, op: Op) -> None:
-                start.wait()
-                try:
-                    results[index] = getattr(store, op.method)(*op.args)
-                except BaseException as error:  # noqa: BLE001 - handed to the check's thread
-                    results[index] = error
-
-            threads = [threading.Thread(target=one, args=item) for item in enumerate(ops)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return _raised(results)
-
-        steps = check()
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration:
-                return
-            if isinstance(step, Elapse):
-                elapse(step.ms)
-                result = None
-            elif isinstance(step, Race):
-                result = race(step.ops)
-            else:
-                result = getattr(store, step.method)(*step.args)
+        drive(check(), do)
     finally:
         opened.close()
 
@@ -98,38 +81,20 @@ async def arun_check(check: Check, make_store: Callable[[], AsyncStore]) -> None
     try:
         store, clock = _under_test(opened)
 
-        async def elapse(ms: int) -> None:
+        async def do(step: Step) -> Any:
+            if isinstance(step, Race):
+                return await asyncio.gather(*(do(op) for op in step.ops))
+            if isinstance(step, Op):
+                return await getattr(store, step.method)(*step.args)
             if clock is not None:
-                clock.advance(ms / 1000)
-                return
-            until = await store.now() + ms
+                return clock.advance(step.ms / 1000)
+            until = await store.now() + step.ms
             while await store.now() < until:  # noqa: ASYNC110 - a server's clock has no event
                 await asyncio.sleep(0.005)
 
-        steps = check()
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration:
-                return
-            if isinstance(step, Elapse):
-                await elapse(step.ms)
-                result = None
-            elif isinstance(step, Race):
-                calls = [getattr(store, op.method)(*op.args) for op in step.ops]
-                result = list(await asyncio.gather(*calls))
-            else:
-                result = await getattr(store, step.method)(*step.args)
+        await adrive(check(), do)
     finally:
         await opened.aclose()
-
-
-def _raised(results: list[Any]) -> list[Any]:
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def run_all(make_store: Callable[[], Store]) -> list[Conformance]:

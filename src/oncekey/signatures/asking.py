@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Generator
 from typing import Any, NoReturn, Self, TypeVar
 
-from oncekey._core.drive import Op
+from oncekey._core.drive import Op, adrive, drive
 from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.signatures.algorithms import SignatureKey
 from oncekey.signatures.base import Facts, Provider
@@ -38,38 +38,26 @@ def run_checks(checks: Checks[T]) -> T:
     Raises:
         BackendMismatchError: Something must be awaited.
     """
-    try:
-        step = next(checks)
-        while True:
-            try:
-                answer = getattr(step.on, step.method)(*step.args)
-                if inspect.isawaitable(answer):
-                    if inspect.iscoroutine(answer):
-                        answer.close()
-                    raise BackendMismatchError("this must be awaited: use averify")
-            except BaseException as error:  # noqa: BLE001 - the checks decide what it means
-                step = checks.throw(error)
-            else:
-                step = checks.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+    return drive(checks, _ask)
+
+
+def _ask(step: Op) -> Any:
+    answer = getattr(step.on, step.method)(*step.args)
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise BackendMismatchError("this must be awaited: use averify")
+    return answer
 
 
 async def arun_checks(checks: Checks[T]) -> T:
     """Run checks, awaiting what must be awaited."""
-    try:
-        step = next(checks)
-        while True:
-            try:
-                answer = getattr(step.on, step.method)(*step.args)
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            except BaseException as error:  # noqa: BLE001 - the checks decide what it means
-                step = checks.throw(error)
-            else:
-                step = checks.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+    return await adrive(checks, _aask)
+
+
+async def _aask(step: Op) -> Any:
+    answer = getattr(step.on, step.method)(*step.args)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 class AskingProvider(Provider):

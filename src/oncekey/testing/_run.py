@@ -1,4 +1,4 @@
-"""Two drivers for one experiment: ``run`` in this thread, ``arun`` in this event loop.
+"""How an experiment is run: ``run`` in this thread, ``arun`` in this event loop.
 
 An experiment is a generator. It yields what it wants sent or counted and gets the answers back, so
 that each is written once, for targets of both worlds.
@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
+from oncekey._core.drive import adrive, drive
 from oncekey.errors import PolicyError
 from oncekey.testing._samples import SignedDelivery
 from oncekey.testing._targets import Answer, Target, as_target, asend, send
@@ -62,7 +63,8 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Flow = Generator[Send | Count | Pause, Any, T]
+Step = Send | Count | Pause
+Flow = Generator[Step, Any, T]
 
 
 def run(flow: Flow[T], target: object) -> T:
@@ -77,43 +79,32 @@ def run(flow: Flow[T], target: object) -> T:
             "this target is async, and an event loop runs here: await the form whose name begins "
             "with a, such as adeliver"
         )
-    with closing(flow):
-        try:
-            step = next(flow)
-            while True:
-                result: Any = None
-                if isinstance(step, Send):
-                    result = _in_threads(there, step)
-                elif isinstance(step, Count):
-                    result = _number(_counted(step.effects))
-                else:
-                    time.sleep(step.seconds)
-                step = flow.send(result)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+
+    def do(step: Step) -> Any:
+        if isinstance(step, Send):
+            return _in_threads(there, step)
+        if isinstance(step, Count):
+            return _number(_counted(step.effects))
+        return time.sleep(step.seconds)
+
+    return drive(flow, do)
 
 
 async def arun(flow: Flow[T], target: object) -> T:
     """Run an experiment in this loop. A target that is not async runs in threads."""
     there = as_target(target)
-    with closing(flow):
-        try:
-            step = next(flow)
-            while True:
-                result: Any = None
-                if isinstance(step, Send):
-                    if there.is_async:
-                        result = await _in_tasks(there, step)
-                    else:
-                        result = await asyncio.to_thread(_in_threads, there, step)
-                elif isinstance(step, Count):
-                    found = _counted(step.effects)
-                    result = _number(await found if inspect.isawaitable(found) else found)
-                else:
-                    await asyncio.sleep(step.seconds)
-                step = flow.send(result)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+
+    async def do(step: Step) -> Any:
+        if isinstance(step, Send):
+            if there.is_async:
+                return await _in_tasks(there, step)
+            return await asyncio.to_thread(_in_threads, there, step)
+        if isinstance(step, Count):
+            found = _counted(step.effects)
+            return _number(await found if inspect.isawaitable(found) else found)
+        return await asyncio.sleep(step.seconds)
+
+    return await adrive(flow, do)
 
 
 def _counted(effects: Effects) -> Any:
