@@ -22,4 +22,4 @@ __all__ = [
     "WebhookResponse",
 ]
 
-Settings = ReceiverSettings  # its name before there were others
+Settings = ReceiverSettings  # the name that it had first

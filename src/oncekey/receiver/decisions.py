@@ -10,9 +10,8 @@ import dataclasses
 import hashlib
 import json
 import logging
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from oncekey._core.call import Job, Result
@@ -22,8 +21,6 @@ from oncekey._core.limiter import InsertLimiter
 from oncekey.canonical import canonicalize_json
 from oncekey.errors import (
     CanonicalJSONError,
-    IdempotencyConflictError,
-    IdempotencyInFlightError,
     InvalidKeyError,
     OncekeyError,
     PermanentError,
@@ -33,49 +30,32 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Key, Record, Scope, Terms, check_text
 from oncekey.policy import milliseconds
+from oncekey.receiver.answers import (
+    STATUS,
+    UNAVAILABLE_RETRY,
+    Outcome,
+    answer_to,
+    rejected,
+    taken,
+)
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.receiver.unhandled_types import TypesSeen
-from oncekey.signatures.base import Provider, UnreadableError
+from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.verdict import CODES, Item, Verdict, VerifiedWebhookSender
 
-__all__ = ["Decisions", "Outcome", "Registered", "Work", "malformed"]
+__all__ = ["Decisions", "Registered", "Work", "is_ours"]
 
 logger = logging.getLogger("oncekey")
 
 MAX_ANSWER_BYTES: Final = 65_536
-IN_FLIGHT_RETRY: Final = 5  # seconds: a sender need not wait for a whole lease
-UNAVAILABLE_RETRY: Final = 30
-MAX_RETRY: Final = 86_400
 MAX_ITEMS: Final = 10_000
 SENDERS_KEPT: Final = 1000
-
-# What a sender is told about each outcome. 2xx: done with; 5xx and 429: send it again.
-STATUS: Final = {
-    "in_flight": 503,
-    "conflict": 409,
-    "failed": 500,
-    "limited": 429,
-    "unavailable": 503,
-    "unhandled": 503,
-}
-_TOLD: Final = {
-    "in_flight": "another copy of this event is being handled: send it again after Retry-After",
-    "conflict": "this event id came before with another payload: the first one counts",
-    "failed": "the event could not be handled: send it again later",
-    "limited": "too many deliveries of this event, or from this sender: slow down",
-    "unavailable": "the event can't be recorded right now: send it again after Retry-After",
-    "unhandled": "events of this type are not taken yet: send it again after Retry-After",
-}
-# Genuine or not, these can't be read: no sender needs to look for a wrong key.
-_MALFORMED: Final = ("body_malformed", "id_missing", "url_malformed", "webhook_body_malformed")
-_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _REPLAYED: Final = "replayed"
 _GUARD_LEASE_MS: Final = 1000  # nobody works under it: who comes again with the same id goes on
 _NOTHING: Final = b"jnull"
-_WORST: Final = ("unavailable", "failed", "unhandled", "in_flight", "limited", "conflict")
 
 
 class Registered(NamedTuple):
@@ -83,15 +63,6 @@ class Registered(NamedTuple):
 
     function: Handler
     takes_tx: bool
-
-
-class Outcome(NamedTuple):
-    """What became of one event."""
-
-    name: str
-    code: str = ""
-    retry_after: int | None = None
-    late: bool = False
 
 
 class Work(NamedTuple):
@@ -128,6 +99,9 @@ _DUPLICATE: Final = Outcome("duplicate")
 
 class _NoAnswer(Codec):
     """What handlers return is not kept. Only what became of an event that was given up is."""
+
+    def check(self) -> None:
+        """Nothing can be wrong with it."""
 
     def encode(self, value: Any) -> bytes:
         return _NOTHING if value is None else super().encode(value)
@@ -166,9 +140,6 @@ class Decisions:
         self.fallback: Registered | None = None
         self._types_seen = TypesSeen(provider.title, self.operation, strict=settings.strict_types)
         self._senders: dict[VerifiedWebhookSender, tuple[str, Scope, Scope]] = {}
-        # Some providers retry few statuses, and only after a short wait.
-        self._retry_status: int = getattr(provider, "retry_status", STATUS["failed"])
-        self._retry_after_most: int = getattr(provider, "retry_after_most", None) or MAX_RETRY
         self._codec = _NoAnswer()
         changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
         self._compares = changed == "reject"
@@ -177,7 +148,10 @@ class Decisions:
         self._per_sender = _limiter(settings.per_sender)
         self._answers: dict[tuple[str, str], WebhookResponse] = {}
         self._events = provider.events if is_ours(provider, "items") else self._listed
-        self._has_tests = not is_ours(provider, "handshake") or bool(provider.facts.handshake)
+        self._tests_are_ours = is_ours(provider, "handshake")
+        self.has_tests = bool(
+            provider.facts.handshake if self._tests_are_ours else hasattr(provider, "handshake")
+        )
 
     # Before the signature
 
@@ -185,10 +159,10 @@ class Decisions:
         """The answer to what is too large or of another type; nothing of it is looked at."""
         if len(delivery.body) > self.settings.max_body_bytes:
             most = self.settings.max_body_bytes
-            return _rejected(413, "body_too_large", f"at most {most} bytes are taken")
+            return rejected(413, "body_too_large", f"at most {most} bytes are taken")
         given = delivery.headers.one("content-type") or ""
         if given not in self._types and not self._takes(given):
-            return _rejected(415, "content_type", f"send one of {', '.join(self._types)}")
+            return rejected(415, "content_type", f"send one of {', '.join(self._types)}")
         return None
 
     def _takes(self, content_type: str) -> bool:
@@ -196,29 +170,10 @@ class Decisions:
         given = content_type.partition(";")[0].strip().lower()
         return not self._types or any(_is_type(given, wanted) for wanted in self._types)
 
-    def refuse_verdict(self, verdict: Verdict) -> WebhookResponse:
-        """The answer to a delivery that is not genuine, or that can't be verified right now."""
-        # It stands in a header: whoever wrote the provider, no quote or line break may get there.
-        code = verdict.code if _CODE.fullmatch(verdict.code) else "signature_invalid"
-        if verdict.transient:
-            again = {"Retry-After": str(UNAVAILABLE_RETRY)}
-            return _rejected(503, code, verdict.message, again, outcome="unavailable")
-        if code in _MALFORMED:
-            return _rejected(400, code, verdict.message)
-        own = getattr(self.provider, "rejection_headers", None)
-        challenge = {"WWW-Authenticate": f'Signature error="{code}"'}
-        return _rejected(401, code, verdict.message, own(verdict) if own else challenge)
-
     def greeting(self, delivery: Delivery, verdict: Verdict) -> WebhookResponse | None:
         """The answer to the provider's own test of the endpoint, if the delivery is one."""
-        if not self._has_tests:
-            return None
-        provider, known = self.provider, verdict.payload
-        if is_ours(provider, "handshake"):
-            ack = provider.handshake(delivery.body, known)
-        else:
-            handshake = getattr(provider, "handshake", None)
-            ack = handshake(delivery.body) if handshake is not None else None
+        known = (verdict.payload,) if self._tests_are_ours else ()
+        ack = self.provider.handshake(delivery.body, *known)
         if ack is None:
             return None
         headers = {"Content-Type": ack.content_type} if ack.body else {}
@@ -232,40 +187,40 @@ class Decisions:
         Raises:
             InvalidKeyError: An event has no key.
         """
-        sender = self._sender(verdict)
-        items = self._events(delivery, verdict)
-        if len(items) > MAX_ITEMS:
-            raise InvalidKeyError(f"a batch of {len(items)} events: at most {MAX_ITEMS} are taken")
-        return [
-            self._work(delivery, verdict, sender, item, position)
-            for position, item in enumerate(items)
-        ]
-
-    def _listed(self, delivery: Delivery, verdict: Verdict) -> list[Item]:
-        """The events as somebody else's provider lists them."""
-        return self.provider.items(delivery.headers, delivery.body, verdict.payload)
-
-    def _sender(self, verdict: Verdict) -> VerifiedWebhookSender:
         sender = verdict.sender
         if sender is None:  # no verifier of ours says ok without one
             raise OncekeyError("the provider gave a verdict without a sender")
-        publishers = self.settings.publishers
-        publisher = publishers.get(sender.key_id) if publishers else None
-        return dataclasses.replace(sender, publisher=publisher) if publisher else sender
+        if self.settings.publishers and sender.key_id in self.settings.publishers:
+            sender = dataclasses.replace(
+                sender, publisher=self.settings.publishers[sender.key_id] or sender.publisher
+            )
+        items = self._events(delivery, verdict)
+        if len(items) > MAX_ITEMS:
+            raise InvalidKeyError(f"a batch of {len(items)} events: at most {MAX_ITEMS} are taken")
+        works: list[Work | Outcome] = []
+        for position, item in enumerate(items):
+            works.append(self._work(delivery, verdict, sender, item, position))
+        return works
+
+    def _listed(self, delivery: Delivery, verdict: Verdict) -> list[Item]:
+        """The events as somebody else's provider lists them."""
+        items = self.provider.items(delivery.headers, delivery.body, verdict.payload)
+        for item in items:
+            if item.event_id is not None:
+                check_text(item.event_id, "the event id")
+        return items
 
     def _scope(self, sender: VerifiedWebhookSender) -> tuple[str, Scope, Scope]:
         """The sender's name, the scope of its keys and of its signed messages.
 
         Most receivers ever see one sender.
         """
-        known = self._senders.get(sender)
-        if known is None:
-            if len(self._senders) >= SENDERS_KEPT:
-                self._senders.clear()
-            identity = sender.as_sender_identity()
-            parts = ("webhook", self.namespace, identity)
-            known = (identity, Scope(*parts), Scope(*parts, "signed messages"))
-            self._senders[sender] = known
+        if len(self._senders) >= SENDERS_KEPT:
+            self._senders.clear()
+        identity = sender.as_sender_identity()
+        parts = ("webhook", self.namespace, identity)
+        known = (identity, Scope(*parts), Scope(*parts, "signed messages"))
+        self._senders[sender] = known
         return known
 
     def _work(
@@ -282,10 +237,10 @@ class Decisions:
             name = self._types_seen.unhandled(kind, self.handlers)
             return Outcome(name, kind[:64], UNAVAILABLE_RETRY if name == "unhandled" else None)
         if self.settings.key is None and item.event_id is not None:
-            name = check_text(item.event_id, "the event id")
+            name = item.event_id
         else:
             name = self._name(delivery, verdict, item)
-        identity, scope, messages = self._scope(sender)
+        identity, scope, messages = self._senders.get(sender) or self._scope(sender)
         guard = None
         if not verdict.id_is_signed or self.settings.key is not None:
             guard = self._guard(verdict, messages, kind, position)
@@ -393,57 +348,18 @@ class Decisions:
             return Outcome("dead", late=work.late)
         return Outcome("handled", late=True) if work.late else _HANDLED
 
-    def failed(self, error: Exception) -> Outcome:
-        """What an error of a call means."""
-        if isinstance(error, IdempotencyConflictError):
-            return Outcome("conflict", code=error.code)
-        if isinstance(error, IdempotencyInFlightError):
-            seconds = min(error.retry_after or IN_FLIGHT_RETRY, IN_FLIGHT_RETRY)
-            return Outcome("in_flight", code=error.code, retry_after=seconds)
-        if isinstance(error, StoreError):
-            logger.warning(
-                "a webhook could not be recorded, its sender is told to retry: %s", error
-            )
-            return Outcome("unavailable", code=error.code, retry_after=UNAVAILABLE_RETRY)
-        logger.warning("a webhook handler failed, its sender may retry", exc_info=error)
-        return Outcome("failed", code=type(error).__name__)
-
     # Answer
 
     def answer(self, outcomes: list[Outcome]) -> WebhookResponse:
-        """One answer for a delivery: the sender is told to retry if any event of it needs that."""
-        if len(outcomes) == 1 and outcomes[0].name not in STATUS:  # most of them
+        """One answer for a delivery."""
+        if len(outcomes) == 1:  # most of them
             name, code = outcomes[0][:2]
-            which = (name, code if name == "duplicate" else "")
-            if which not in self._answers:  # a handful
-                self._answers[which] = self._taken(*which)
-            return self._answers[which]
-        names = tuple(outcome.name for outcome in outcomes)
-        worst = next((name for name in _WORST if name in names), None)
-        several = names if len(names) > 1 else ()
-        if worst is None:
-            name = next(
-                (one for one in ("handled", "dead", "duplicate") if one in names), "ignored"
-            )
-            return self._taken(name, "", several)
-        first = next(outcome for outcome in outcomes if outcome.name == worst)
-        waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after is not None]
-        headers = {"Content-Type": "application/json"}
-        status = self._retry_status if worst == "failed" else STATUS[worst]
-        if status == 503 and not waits:
-            waits = [UNAVAILABLE_RETRY]
-        if waits and worst != "conflict":
-            headers["Retry-After"] = str(min(max(waits), self._retry_after_most))
-        told = {"error": worst, "code": first.code, "message": _TOLD[worst]}
-        body = json.dumps(told).encode()
-        return WebhookResponse(status, headers, body, worst, first.code, several)
-
-    def _taken(self, name: str, code: str, several: tuple[str, ...] = ()) -> WebhookResponse:
-        ack = self.provider.ack
-        headers = {"Content-Type": ack.content_type} if ack.body else {}
-        if name == "ignored":
-            headers["Oncekey-Outcome"] = name  # a 2xx that did nothing says so
-        return WebhookResponse(ack.status, headers, ack.body, name, code, several)
+            if name not in STATUS:
+                which = (name, code if name == "duplicate" else "")
+                if which not in self._answers:  # a handful
+                    self._answers[which] = taken(self.provider, *which)
+                return self._answers[which]
+        return answer_to(self.provider, outcomes)
 
     def audit(
         self,
@@ -452,7 +368,7 @@ class Decisions:
         works: list[Work | Outcome],
         outcomes: list[Outcome],
     ) -> None:
-        """Tell the audit sink of each event, or of a delivery that had none."""
+        """Tell the audit sink, if there is one, of each event, or of a delivery that had none."""
         sink = self.settings.audit
         if sink is None:
             return
@@ -534,29 +450,3 @@ def _fingerprint(item: Item, body: bytes) -> bytes:
     except CanonicalJSONError:  # an integer that a double can't hold: its digits stand for it
         canonical = text.encode()
     return hashlib.sha256(canonical).hexdigest().encode()
-
-
-def _rejected(
-    status: int,
-    code: str,
-    message: str,
-    headers: Mapping[str, str] | None = None,
-    *,
-    outcome: str = "rejected",
-) -> WebhookResponse:
-    body = json.dumps({"error": code, "message": message}).encode()
-    fields = {"Content-Type": "application/json", **(headers or {})}
-    return WebhookResponse(status, fields, body, outcome, code)
-
-
-def malformed(error: OncekeyError) -> WebhookResponse:
-    """The answer to a genuine delivery that can't be handled: without a key, say."""
-    if type(error) is OncekeyError:  # the fault of a provider's code: no sender can mend it
-        logger.error("a verified webhook can't be handled: %s", error)
-        return _rejected(500, "failed", _TOLD["failed"], outcome="failed")
-    code = "id_missing"
-    if isinstance(error, CanonicalJSONError):  # no form of it that two copies could be compared by
-        code = "body_malformed"
-    elif isinstance(error, UnreadableError):
-        code = error.reason
-    return _rejected(400, code, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable
@@ -23,14 +24,8 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.models import Verdict
-from oncekey.receiver.decisions import (
-    Decisions,
-    Outcome,
-    Registered,
-    Work,
-    is_ours,
-    malformed,
-)
+from oncekey.receiver.answers import Outcome, failed, malformed, refused
+from oncekey.receiver.decisions import Decisions, Registered, Work, is_ours
 from oncekey.receiver.events import WebhookResponse
 from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.signatures.base import Provider
@@ -48,7 +43,12 @@ H = TypeVar("H", bound=Handler)
 
 
 class _Receiver:
-    """All of a receiver but what differs with the store: how a handler is run, and waited for."""
+    """All of a receiver but what differs with the store: how a handler is run, and waited for.
+
+    Attributes:
+        provider: Whose deliveries these are.
+        settings: How they are treated.
+    """
 
     _store: Any
 
@@ -60,6 +60,8 @@ class _Receiver:
         except TypeError as error:
             raise PolicyError(f"a receiver has no such option: {error}") from None
         self._decisions = Decisions(provider, settings)
+        self.provider = provider
+        self.settings = settings
 
     def _use(self, store: Store | AsyncStore) -> None:
         """Keep records in this store, and nonces where the provider's rules want that."""
@@ -72,16 +74,6 @@ class _Receiver:
             provider = cast("AskingProvider", provider).with_nonces(nonces)
         self._verifier = provider
         self._judges = is_ours(provider, "verify")
-
-    @property
-    def provider(self) -> Provider:
-        """Whose deliveries these are."""
-        return self._decisions.provider
-
-    @property
-    def settings(self) -> ReceiverSettings:
-        """How they are treated."""
-        return self._decisions.settings
 
     def on(self, *types: str) -> Callable[[H], H]:
         """Decorate the handler of one or several types of events.
@@ -129,8 +121,8 @@ class _Receiver:
             else:
                 verdict = yield Op("_verify", (delivery, now), self)
             if not verdict.ok:
-                response = rules.refuse_verdict(verdict)
-            else:
+                response = refused(self.provider, verdict)
+            elif rules.has_tests:
                 response = rules.greeting(delivery, verdict)
             if response is None:
                 try:
@@ -144,7 +136,8 @@ class _Receiver:
                         else:
                             outcomes.append(work)
                     response = rules.answer(outcomes)
-        rules.audit(begun, response, works, outcomes)
+        if self.settings.audit is not None:
+            rules.audit(begun, response, works, outcomes)
         return response
 
     def _handling(self, work: Work) -> Flow[Outcome]:
@@ -164,12 +157,7 @@ class _Receiver:
             work = rules.forgotten(work)
             return rules.outcome(work, (yield Op("_run", (work,), self)))
         except Exception as error:  # noqa: BLE001
-            return rules.failed(error)
-
-    def _call(self, work: Work, *tx: Any) -> Any:
-        """Call the handler with its event, which now knows which attempt this is."""
-        event = work.event(CURRENT.get(None))
-        return work.handler.function(event, *(tx if work.handler.takes_tx else ()))
+            return failed(error)
 
 
 class WebhookReceiver(_Receiver):
@@ -235,22 +223,21 @@ class WebhookReceiver(_Receiver):
         return self._verifier.verify(*delivery, now=now)
 
     def _run(self, work: Work) -> Result:
-        rules = self._decisions
-        if self.settings.transactional:
-            return call_in_transaction(
-                self._store,
-                self.settings.on,
-                work.job,
-                lambda tx: _none(self._call(work, tx)),
-                lambda error: rules.bury(work, error),
-            )
+        bury = functools.partial(self._decisions.bury, work)
+        transactional = self.settings.transactional
 
-        def handler() -> Any:
+        def handler(*tx: Any) -> Any:
+            event = work.event(CURRENT.get(None))  # which now knows which attempt this is
             try:
-                return _none(self._call(work))
+                value = work.handler.function(event, *(tx if work.handler.takes_tx else ()))
+                return None if value is None else _none(value)
             except PermanentError as error:
-                return rules.bury(work, error)
+                if transactional:
+                    raise  # to roll back first
+                return bury(error)
 
+        if transactional:
+            return call_in_transaction(self._store, self.settings.on, work.job, handler, bury)
         return call(self._store, work.job, handler)
 
     def close(self) -> None:
@@ -303,28 +290,24 @@ class AsyncWebhookReceiver(_Receiver):
         return verdict
 
     async def _run(self, work: Work) -> Result:
-        rules = self._decisions
+        bury = functools.partial(self._decisions.bury, work)
+        transactional, store = self.settings.transactional, self._store
 
-        async def handled(*tx: Any) -> None:
-            value = self._call(work, *tx)
-            _none(await value if inspect.isawaitable(value) else value)
-
-        if self.settings.transactional:
-            return await acall_in_transaction(
-                self._store,
-                self.settings.on,
-                work.job,
-                handled,
-                lambda error: rules.bury(work, error),
-            )
-
-        async def handler() -> Any:
+        async def handler(*tx: Any) -> Any:
+            event = work.event(CURRENT.get(None))
             try:
-                await handled()
+                value = work.handler.function(event, *(tx if work.handler.takes_tx else ()))
+                if inspect.isawaitable(value):
+                    value = await value
+                return None if value is None else _none(value)
             except PermanentError as error:
-                return rules.bury(work, error)
+                if transactional:
+                    raise
+                return bury(error)
 
-        return await acall(self._store, work.job, handler)
+        if transactional:
+            return await acall_in_transaction(store, self.settings.on, work.job, handler, bury)
+        return await acall(store, work.job, handler)
 
     async def aclose(self) -> None:
         """Close the store."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oncekey.errors import PolicyError
@@ -85,6 +85,8 @@ class ReceiverSettings:
     strict_types: bool = False
     dead_letters: Callable[[DeadLetter], Any] | None = None
     audit: AuditSink | None = None
+    body_seconds: float | None = field(init=False, repr=False, compare=False)
+    """``body_timeout`` in seconds."""
 
     def __post_init__(self) -> None:
         if self.on_changed not in (None, "first-wins", "reject"):
@@ -100,19 +102,14 @@ class ReceiverSettings:
             raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")
         milliseconds(self.lease, "lease", least=20)
         milliseconds(self.wait, "wait")
+        seconds = None
         if self.body_timeout is not None:
-            milliseconds(self.body_timeout, "body_timeout", least=1)
+            seconds = milliseconds(self.body_timeout, "body_timeout", least=1) / 1000
+        object.__setattr__(self, "body_seconds", seconds)
         for name in ("per_key", "per_sender"):
             limit = getattr(self, name)
             if limit is not None and (limit[0] < 1 or limit[1] < 1):
                 raise PolicyError(f"{name} must be (deliveries, seconds), both positive")
-
-    @property
-    def body_seconds(self) -> float | None:
-        """``body_timeout`` in seconds."""
-        if self.body_timeout is None:
-            return None
-        return milliseconds(self.body_timeout, "body_timeout") / 1000
 
     def terms(self, title: str, provider_retention: int) -> Terms:
         """What the store is told. Seen events are remembered as late for another such time.

@@ -83,20 +83,28 @@ class EventField:
         Raises:
             Rejection: A header came twice, or is too long.
         """
-        values: list[Any] = []
-        for part in self.parts:
-            value = part.read(headers, payload)
-            if value is None and not part.optional:
-                return None
-            values.append(value)
         try:
-            if self.hashed:
-                return hashlib.sha256(canonicalize(values)).hexdigest()
-            if len(values) == 1:
-                return as_key(values[0], self.text)
-            texts = ["" if value is None else _text(value, self.text) for value in values]
+            if self.alone is None:
+                return self._joined([part.read(headers, payload) for part in self.parts])
+            value = self.alone.read(headers, payload)
+            return None if value is None else as_key(value, self.text)
         except (CanonicalJSONError, InvalidKeyError):
             return None
+
+    @functools.cached_property
+    def alone(self) -> _Part | None:
+        """The one value that it is, as most are, or ``None``."""
+        return self.parts[0] if len(self.parts) == 1 and not self.hashed else None
+
+    def _joined(self, values: list[Any]) -> str | None:
+        if any(
+            value is None and not part.optional
+            for part, value in zip(self.parts, values, strict=True)
+        ):
+            return None
+        if self.hashed:
+            return hashlib.sha256(canonicalize(values)).hexdigest()
+        texts = ["" if value is None else _text(value, self.text) for value in values]
         joined = ":".join(text.replace("%", "%25").replace(":", "%3A") for text in texts)
         joined = joined.rstrip(":")
         return joined if len(joined) <= MAX_KEY_LENGTH else None

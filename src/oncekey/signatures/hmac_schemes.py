@@ -170,8 +170,11 @@ class HmacProvider(Provider):
         else:
             stamp, texts = self._split_pairs(value, *self._pairs)
         # Each entry on its own: one that is malformed, or of a scheme to come, voids no other.
-        raws = [decode(text, self._encoding) for text in texts]
-        fitting = [raw for raw in raws if raw is not None and len(raw) == self._size]
+        fitting: list[bytes] = []
+        for text in texts:
+            raw = decode(text, self._encoding)
+            if raw is not None and len(raw) == self._size:
+                fitting.append(raw)
         if not 1 <= len(fitting) <= _MOST_SIGNATURES:
             raise Rejection(
                 "header_malformed",
