@@ -57,7 +57,13 @@ if TYPE_CHECKING:
     from oncekey.stores.redis import RedisBackend, RedisStore
     from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
     from oncekey.stores.urls import aconnect, connect
-    from oncekey.webhook import SyncWebhookDedupStore, WebhookDedupClaim, WebhookDedupStore
+    from oncekey.webhook import (
+        AsyncWebhookDedup,
+        SyncWebhookDedupStore,
+        WebhookDedup,
+        WebhookDedupClaim,
+        WebhookDedupStore,
+    )
 
 __all__ = [
     "EXCLUDED_FIELDS",
@@ -66,6 +72,7 @@ __all__ = [
     "AsyncOnce",
     "AsyncPostgresStore",
     "AsyncStore",
+    "AsyncWebhookDedup",
     "AsyncWebhookReceiver",
     "BackendMismatchError",
     "CachedResponse",
@@ -110,6 +117,7 @@ __all__ = [
     "TransactionRefusedError",
     "Tx",
     "UnsupportedAnswerError",
+    "WebhookDedup",
     "WebhookDedupClaim",
     "WebhookDedupOwnershipError",
     "WebhookDedupStore",
@@ -161,7 +169,13 @@ _HOMES = {
     "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
     "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),
     "oncekey.stores.urls": ("aconnect", "connect"),
-    "oncekey.webhook": ("SyncWebhookDedupStore", "WebhookDedupClaim", "WebhookDedupStore"),
+    "oncekey.webhook": (
+        "AsyncWebhookDedup",
+        "SyncWebhookDedupStore",
+        "WebhookDedup",
+        "WebhookDedupClaim",
+        "WebhookDedupStore",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -13,10 +13,10 @@ class ManualClock:
     """A clock that stands still until it is told to move. Pass it as ``clock=``.
 
     Example:
-        >>> from oncekey import MemoryStore, SyncWebhookDedupStore
+        >>> from oncekey import MemoryStore, WebhookDedup
         >>> from oncekey.testing import ManualClock
         >>> clock = ManualClock()
-        >>> dedup = SyncWebhookDedupStore(MemoryStore(clock=clock))
+        >>> dedup = WebhookDedup(MemoryStore(clock=clock))
         >>> dedup.check_and_record("sender", "evt_1")
         True
         >>> clock.advance(86_400)
