@@ -349,8 +349,8 @@ def test_docstrings_have_examples() -> None:
         "oncekey.guard.Once",
         "oncekey.guard.AsyncOnce",
         "oncekey.request.IdempotencyStore",
-        "oncekey.webhook.WebhookDedupStore",
-        "oncekey.webhook.SyncWebhookDedupStore",
+        "oncekey.webhook.WebhookDedup",
+        "oncekey.webhook.AsyncWebhookDedup",
     } <= found
 
 
