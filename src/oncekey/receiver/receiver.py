@@ -267,7 +267,9 @@ class AsyncWebhookReceiver(_Receiver):
                 "aconnect(url), or use WebhookReceiver"
             )
         self._use(store)
-        self._judges = self._judges and not hasattr(self._verifier, "averify")
+        nothing_to_await = is_ours(self._verifier, "averify") and is_ours(self._verifier, "ajudge")
+        self._awaits = hasattr(self._verifier, "averify") and not nothing_to_await
+        self._judges = self._judges and not self._awaits
 
     async def receive(
         self,
@@ -283,11 +285,9 @@ class AsyncWebhookReceiver(_Receiver):
         return await arun(flow, self._store)
 
     async def _verify(self, delivery: Delivery, now: float | None) -> SignedVerdict:
-        averify = getattr(self._verifier, "averify", None)
-        if averify is None:
-            return self._verifier.verify(*delivery, now=now)
-        verdict: SignedVerdict = await averify(*delivery, now=now)
-        return verdict
+        if self._awaits:
+            return await self._verifier.averify(*delivery, now=now)
+        return self._verifier.verify(*delivery, now=now)
 
     async def _run(self, work: Work) -> Result:
         bury = functools.partial(self._decisions.bury, work)

@@ -18,7 +18,7 @@ from oncekey._core.drive import Op, adrive, drive
 from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.signatures.algorithms import SignatureKey
 from oncekey.signatures.base import Facts, Provider
-from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.jwks import FetchedKeys, KeySet
 from oncekey.signatures.nonces import NonceOutcome, Nonces
 from oncekey.signatures.parsing import Rejection
@@ -90,43 +90,20 @@ class AskingProvider(Provider):
         """Whether something must be awaited, so that only ``averify`` works."""
         return self._keys.is_async or (self._nonces is not None and self._nonces.is_async)
 
-    def verify(
-        self,
-        method: str,
-        url: str,
-        headers: RawHeaders | Headers,
-        body: bytes,
-        *,
-        now: float | None = None,
-    ) -> Verdict:
-        """Say whether a delivery is genuine, and which event it is. See ``Provider.verify``.
+    def judge(self, delivery: Delivery, now: float | None = None) -> Verdict:
+        """``verify`` a delivery that is put together already.
 
         Raises:
-            TypeError: The body is not bytes.
             BackendMismatchError: Keys or nonces must be awaited: use ``averify``.
         """
         if self.is_async:
             raise BackendMismatchError(
                 f"{self.name}: the keys or the nonces must be awaited: use averify"
             )
-        delivery = as_delivery(method, url, headers, body)
         return run_checks(self._verdict(delivery, time.time() if now is None else now))
 
-    async def averify(
-        self,
-        method: str,
-        url: str,
-        headers: RawHeaders | Headers,
-        body: bytes,
-        *,
-        now: float | None = None,
-    ) -> Verdict:
-        """``verify``, where keys or nonces are awaited.
-
-        Raises:
-            TypeError: The body is not bytes.
-        """
-        delivery = as_delivery(method, url, headers, body)
+    async def ajudge(self, delivery: Delivery, now: float | None = None) -> Verdict:
+        """``averify`` a delivery that is put together already."""
         return await arun_checks(self._verdict(delivery, time.time() if now is None else now))
 
     def _verdict(self, delivery: Delivery, now: float) -> Checks[Verdict]:

@@ -214,8 +214,25 @@ class Provider(ABC):
 
         Raises:
             TypeError: The body is not bytes.
+            BackendMismatchError: Keys or nonces must be awaited: use ``averify``.
         """
         return self.judge(as_delivery(method, url, headers, body), now)
+
+    async def averify(
+        self,
+        method: str,
+        url: str,
+        headers: RawHeaders | Headers,
+        body: bytes,
+        *,
+        now: float | None = None,
+    ) -> Verdict:
+        """``verify`` in an event loop: whatever must be waited for is awaited."""
+        return await self.ajudge(as_delivery(method, url, headers, body), now)
+
+    async def ajudge(self, delivery: Delivery, now: float | None = None) -> Verdict:
+        """``averify`` a delivery that is put together already."""
+        return self.judge(delivery, now)
 
     def judge(self, delivery: Delivery, now: float | None = None) -> Verdict:
         """``verify`` a delivery that is put together already."""

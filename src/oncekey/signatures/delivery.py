@@ -15,37 +15,45 @@ RawHeaders = (
 class Headers:
     """Header fields by name in any letter case. A name may come more than once."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_pairs", "_repeated", "_single")
 
     def __init__(self, raw: RawHeaders = ()) -> None:
-        fields: dict[str, list[str]] = {}
         given: Any = raw
-        for name, value in given.items() if isinstance(raw, Mapping) else given:
-            # Bytes are latin-1 on the wire; anything else is shown as text, never an error.
-            name = name.decode("latin-1") if isinstance(name, bytes) else str(name)
-            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-            name = name.lower()
-            if name in fields:
-                fields[name].append(text)
-            else:
-                fields[name] = [text]
-        self._fields = fields
+        listed = list(given.items() if isinstance(raw, Mapping) else given)
+        try:  # as servers have them: bytes, which are latin-1 on the wire
+            pairs = [(name.decode("latin-1").lower(), at.decode("latin-1")) for name, at in listed]
+        except AttributeError:
+            pairs = [(_text(name).lower(), _text(value)) for name, value in listed]
+        self._pairs = pairs
+        self._single: dict[str, str] = dict(pairs)
+        self._repeated: dict[str, list[str]] = {}
+        if len(self._single) < len(pairs):
+            for name, value in pairs:
+                self._repeated.setdefault(name, []).append(value)
+            for name, values in list(self._repeated.items()):
+                del (self._single if len(values) > 1 else self._repeated)[name]
 
     def all(self, name: str) -> list[str]:
         """Every value of a field, in the order they came."""
-        return self._fields.get(name.lower(), [])
+        name = name.lower()
+        value = self._single.get(name)
+        return self._repeated.get(name, []) if value is None else [value]
 
     def one(self, name: str) -> str | None:
         """The value of a field that came exactly once, else ``None``."""
-        found = self._fields.get(name.lower(), ())
-        return found[0] if len(found) == 1 else None
+        return self._single.get(name.lower())
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._fields
+        return isinstance(name, str) and bool(self.all(name))
 
     def items(self) -> Iterable[tuple[str, str]]:
         """Names in lower case, and values."""
-        return [(name, value) for name, values in self._fields.items() for value in values]
+        return list(self._pairs)
+
+
+def _text(value: str | bytes) -> str:
+    """Whatever is no text is shown as text, never an error."""
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 class Delivery(NamedTuple):

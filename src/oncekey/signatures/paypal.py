@@ -17,7 +17,7 @@ from typing import Any, Final
 from oncekey.errors import PolicyError
 from oncekey.signatures.base import Facts, Proof, Provider, SignedRequest, put_header
 from oncekey.signatures.certificates import CertificateCache, Fetch, fetch_certificate
-from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.delivery import Delivery
 from oncekey.signatures.keypairs import load_key, need_cryptography
 from oncekey.signatures.parsing import (
     Rejection,
@@ -117,21 +117,12 @@ class PayPalProvider(Provider):
             )
         return Proof(encode(signature, "base64"), message, timestamp)
 
-    async def averify(
-        self,
-        method: str,
-        url: str,
-        headers: RawHeaders | Headers,
-        body: bytes,
-        *,
-        now: float | None = None,
-    ) -> Verdict:
-        """``verify``, with the fetch of a certificate in a thread, so that no loop waits for it."""
-        delivery = as_delivery(method, url, headers, body)
+    async def ajudge(self, delivery: Delivery, now: float | None = None) -> Verdict:
+        """``judge``, with the fetch of a certificate in a thread, so that no loop waits for it."""
         cert_url = delivery.headers.one("PAYPAL-CERT-URL") or ""
         if not _CERT_URL.fullmatch(cert_url) or self._cache.knows(cert_url):
-            return self.verify(*delivery, now=now)
-        return await asyncio.to_thread(self.verify, *delivery, now=now)
+            return self.judge(delivery, now)
+        return await asyncio.to_thread(self.judge, delivery, now)
 
     def _message(self, transmission: str, stamp: str, body: bytes) -> bytes:
         return f"{transmission}|{stamp}|{self._webhook_id}|{zlib.crc32(body)}".encode()
