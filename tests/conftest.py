@@ -45,7 +45,7 @@ LIGHT = (
     "tests/signatures/test_every_provider",
     "tests/signatures/test_official_sdks",
     "tests/testing/test_samples",
-    "tests/stores/test_redis_contract",
+    "tests/contract/test_contract_redis",
     "tests/transactions/test_every_driver",
 )
 

@@ -13,15 +13,29 @@ from tests.servers.fixtures_pg import (
     timed_postgres,
     timed_url,
 )
+from tests.servers.redis import (
+    _plain_cluster,
+    _plain_sentinel,
+    _plain_server,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+)
 
 __all__ = [
     "_given",
     "_own",
+    "_plain_cluster",
+    "_plain_sentinel",
+    "_plain_server",
     "_timed",
     "own_postgres",
     "own_url",
     "pg_url",
     "postgres",
+    "redis_cluster",
+    "redis_sentinel",
+    "redis_server",
     "timed_postgres",
     "timed_url",
 ]

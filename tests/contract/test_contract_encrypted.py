@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import _timed, timed_postgres
-from tests.servers.postgres import ClockedPgBackend, ClockedPgStore, Postgres
+from tests.contract.test_contract_redis import ClockedBackend, ClockedStore
+from tests.servers.postgres import ClockedPgBackend, ClockedPostgresStore, Postgres
 from tests.servers.redis import Server
-from tests.stores.test_redis_contract import ClockedBackend, ClockedStore
 
 from oncekey import MemoryBackend, MemoryStore, PgStore, SQLiteBackend, SQLiteStore
 from oncekey.conformance import CHECKS, Check, arun_check, run_check
 from oncekey.encryption import Keyring, encrypted
-
-__all__ = ["_timed", "timed_postgres"]
 
 RING = Keyring([Keyring.generate(), Keyring.generate()])
 named = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -63,7 +60,7 @@ async def test_postgres_keeps_the_contract(
         store.server = timed_postgres
         return encrypted(store, RING)
 
-    run_check(check, lambda: clocked(ClockedPgStore(database, tenant="sync")))
+    run_check(check, lambda: clocked(ClockedPostgresStore(database, tenant="sync")))
     timed_postgres.clock("+0")
     await arun_check(check, lambda: clocked(ClockedPgBackend(database, tenant="async")))
 

@@ -7,30 +7,11 @@ import threading
 from typing import Any, Self
 
 import pytest
-from tests.servers.redis import (
-    Group,
-    Server,
-    ServerClock,
-    _plain_cluster,
-    _plain_sentinel,
-    _plain_server,
-    redis_cluster,
-    redis_sentinel,
-    redis_server,
-)
+from tests.servers.redis import Group, Server, ServerClock
 
 from oncekey.abc import Clock, ClockInjectable
 from oncekey.conformance import CHECKS, Check, arun_check, run_check
 from oncekey.stores.redis import RedisBackend, RedisStore
-
-__all__ = [
-    "_plain_cluster",
-    "_plain_sentinel",
-    "_plain_server",
-    "redis_cluster",
-    "redis_sentinel",
-    "redis_server",
-]
 
 KINDS = ["redis_server", "redis_cluster", "redis_sentinel"]
 
