@@ -97,7 +97,7 @@ def test_a_verdict_without_what_was_signed_is_no_fault_of_the_sender(
     delivery = sample("github")
     maker: Any = delivery.provider
     verify = maker.verify
-    maker.verify = lambda *given, now=None: replace(verify(*given, now=now), signed_message=b"")
+    maker.verify = lambda *given, now=None: replace(verify(*given, now=now), signed_message=None)
     receiver = WebhookReceiver(maker, MemoryStore())
     receiver.on()(lambda event: pytest.fail("it is guarded by nothing"))
     answer = receiver.receive(*delivery)

@@ -119,6 +119,23 @@ def test_a_captured_delivery_runs_once_under_any_id(
     assert (other.outcome, len(handled)) == ("handled", 2)
 
 
+@pytest.mark.parametrize("name", ["github", "shopify"])
+def test_an_empty_body_that_is_signed_is_a_message_too(name: str) -> None:
+    """It is handled once, also under a fresh id, and no fault of the receiver."""
+    provider = sample(name).provider
+    receiver = WebhookReceiver(provider, MemoryStore())
+    handled: list[str] = []
+    receiver.on()(lambda event: handled.append(event.id))
+    headers = {"Content-Type": "application/json"}
+    signed = [
+        provider.sign("POST", "https://x.example/h", headers, b"", event_id=f"id-{number}")
+        for number in range(2)
+    ]
+    first, again, fresh = [receiver.receive(*one) for one in (signed[0], *signed)]
+    assert (first.outcome, again.outcome) == ("handled", "duplicate")
+    assert (fresh.code, len(handled)) == ("replayed", 1)
+
+
 async def test_a_captured_delivery_runs_once_in_a_loop(store_url: str) -> None:
     """Copies under fresh ids at the same time, on an async receiver: one is handled."""
     delivery, handled = sample("github"), list[str]()

@@ -105,7 +105,8 @@ class Verdict:
             set, a certificate or the record of nonces could not be had. Answer 503, so that the
             sender tries again.
         payload: The parsed body, if it had to be parsed to find the event's id.
-        signed_message: The exact bytes that the signature covers.
+        signed_message: The exact bytes that the signature covers, perhaps not one; ``None``
+            if nothing was proven.
         items: The events of a batch.
     """
 
@@ -120,7 +121,7 @@ class Verdict:
     nonce: Nonce | None = None
     transient: bool = False
     payload: Any = field(default=None, repr=False, compare=False)
-    signed_message: bytes = field(default=b"", repr=False, compare=False)
+    signed_message: bytes | None = field(default=None, repr=False, compare=False)
     items: list[Item] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -130,7 +131,7 @@ class Verdict:
         It stays the same whatever unsigned headers a copy carries, and whichever form of its
         signature. Empty if nothing was proven.
         """
-        if self.sender is None or not self.signed_message:
+        if self.sender is None or self.signed_message is None:
             return ""
         digest = hashlib.sha256(self.sender.provider.encode() + b"\0")
         digest.update(self.signed_message)
