@@ -22,7 +22,7 @@ from oncekey import (
     IdempotencyInFlightError,
     PgStore,
     StoreError,
-    SyncWebhookDedupStore,
+    WebhookDedup,
 )
 from oncekey.signatures import hmac_provider
 
@@ -30,7 +30,7 @@ from oncekey.signatures import hmac_provider
 def create_app(database: str | None = None, secret: str | None = None) -> Flask:
     app = Flask(__name__)
     store = PgStore(database or os.environ["DATABASE_URL"])
-    dedup = SyncWebhookDedupStore(store)
+    dedup = WebhookDedup(store)
     app.extensions["oncekey"] = store  # for whoever ends the app to close
     acme = hmac_provider(
         "acme",

@@ -36,7 +36,7 @@ import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from oncekey import OncekeyError, SQLiteStore, SyncWebhookDedupStore
+from oncekey import OncekeyError, SQLiteStore, WebhookDedup
 
 SECRET = b"a secret that the sender and the receivers share"
 SENDER = "demo-sender"  # whom the secret belongs to; never read from the payload
@@ -55,7 +55,7 @@ def sign(body: bytes) -> str:
 class Receiver(BaseHTTPRequestHandler):
     """Check the signature, claim, write the effect and the mark in one transaction, answer."""
 
-    dedup: SyncWebhookDedupStore
+    dedup: WebhookDedup
     ledger: sqlite3.Connection
     turn: threading.Lock
     number: int
@@ -155,7 +155,7 @@ def run_worker(path: str, number: int, broken: str) -> None:
     """A worker process. It ends when the demo closes its standard input, however that ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the demo, which ends its workers
     store = SQLiteStore(path)
-    Receiver.dedup = SyncWebhookDedupStore(store, processing_ttl_seconds=LEASE_SECONDS)
+    Receiver.dedup = WebhookDedup(store, processing_ttl_seconds=LEASE_SECONDS)
     options = {"isolation_level": None, "timeout": 60, "check_same_thread": False}
     Receiver.ledger = sqlite3.connect(path, **options)
     Receiver.turn, Receiver.number, Receiver.broken = threading.Lock(), number, broken
@@ -369,7 +369,7 @@ def count(path: str, deliveries: list[Delivery]) -> dict[str, int]:
             effects[event] += 1
             takeovers += takeover
     with SQLiteStore(path) as store:
-        dedup = SyncWebhookDedupStore(store)
+        dedup = WebhookDedup(store)
         # Had anything been stored for that id, this payload would conflict with it.
         probes = [dedup.claim(SENDER, event, "probe").status for event in forged]
     stored = len(probes) - probes.count("claimed")

@@ -411,3 +411,11 @@ async def test_senders_as_a_verifier_gives_them() -> None:
     by_type, by_name = WebhookDedupStore(shared), WebhookDedupStore(shared)
     assert await by_type.check_and_record(sender, "evt_4")
     assert not await by_name.check_and_record("stripe:shop", "evt_4")
+
+
+def test_the_older_names_are_the_same_classes() -> None:
+    """``WebhookDedupStore`` is the async form, ``SyncWebhookDedupStore`` the sync one."""
+    import oncekey
+
+    assert oncekey.WebhookDedupStore is oncekey.AsyncWebhookDedup
+    assert oncekey.SyncWebhookDedupStore is oncekey.WebhookDedup

@@ -18,6 +18,7 @@ import pytest
 from oncekey import (
     AsyncOnce,
     AsyncPostgresStore,
+    AsyncWebhookDedup,
     IdempotencyStore,
     InvalidKeyError,
     MemoryBackend,
@@ -29,15 +30,14 @@ from oncekey import (
     RedisStore,
     SQLiteBackend,
     SQLiteStore,
-    SyncWebhookDedupStore,
-    WebhookDedupStore,
+    WebhookDedup,
     aconnect,
     connect,
 )
 from oncekey.http import Settings as HttpSettings
 from oncekey.instrument import Event, EventKind
 from oncekey.instrument.logging import LEVELS
-from oncekey.receiver import Settings
+from oncekey.receiver import ReceiverSettings
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -53,13 +53,13 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         AsyncOnce.guard,
     ],
     "IdempotencyStore": [IdempotencyStore, IdempotencyStore.wrap],
-    "WebhookDedupStore and SyncWebhookDedupStore": [
-        WebhookDedupStore,
-        SyncWebhookDedupStore,
-        WebhookDedupStore.transaction,
-        SyncWebhookDedupStore.transaction,
-        WebhookDedupStore.wrap,
-        SyncWebhookDedupStore.wrap,
+    "WebhookDedup and AsyncWebhookDedup": [
+        AsyncWebhookDedup,
+        WebhookDedup,
+        AsyncWebhookDedup.transaction,
+        WebhookDedup.transaction,
+        AsyncWebhookDedup.wrap,
+        WebhookDedup.wrap,
     ],
     "transaction": [
         PostgresStore.transaction,
@@ -69,7 +69,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         Once.transaction,
         AsyncOnce.transaction,
     ],
-    "Receivers": [Settings],
+    "Receivers": [ReceiverSettings],
     "The Idempotency-Key header": [HttpSettings],
     "Memory stores": [MemoryStore, MemoryBackend],
     "SQLite stores": [SQLiteStore, SQLiteBackend],
