@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from oncekey.request import IdempotencyStore, ToolContext
     from oncekey.stores.memory import MemoryBackend, MemoryStore
     from oncekey.stores.postgres import AsyncPostgresStore, PgBackend, PgStore, PostgresStore
-    from oncekey.stores.redis import RedisBackend, RedisStore
+    from oncekey.stores.redis import AsyncRedisStore, RedisBackend, RedisStore
     from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
     from oncekey.stores.urls import aconnect, connect
     from oncekey.webhook import (
@@ -71,6 +71,7 @@ __all__ = [
     "AnswerOmittedError",
     "AsyncOnce",
     "AsyncPostgresStore",
+    "AsyncRedisStore",
     "AsyncStore",
     "AsyncWebhookDedup",
     "AsyncWebhookReceiver",
@@ -165,7 +166,7 @@ _HOMES = {
     "oncekey.request": ("IdempotencyStore", "ToolContext"),
     "oncekey._core.transact": ("Tx", "current_transaction"),
     "oncekey.stores.postgres": ("AsyncPostgresStore", "PgBackend", "PgStore", "PostgresStore"),
-    "oncekey.stores.redis": ("RedisBackend", "RedisStore"),
+    "oncekey.stores.redis": ("AsyncRedisStore", "RedisBackend", "RedisStore"),
     "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
     "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),
     "oncekey.stores.urls": ("aconnect", "connect"),

@@ -29,8 +29,8 @@ from tests.servers.redis import (
 
 from oncekey.errors import StoreUnavailableError
 from oncekey.models import Key, Scope, State, Terms, Verdict
-from oncekey.stores._redis_layout import slot
 from oncekey.stores.redis import RedisStore
+from oncekey.stores.redis.topology import slot
 
 __all__ = ["_plain_cluster", "make_proxy", "make_server", "open_redis", "redis_cluster"]
 

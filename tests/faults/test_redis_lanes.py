@@ -28,8 +28,8 @@ from tests.servers.redis import (
 
 from oncekey.errors import StoreTimeoutError, StoreUnavailableError
 from oncekey.models import Key, Scope, Terms, Verdict
-from oncekey.stores._redis_layout import slot
 from oncekey.stores.redis import RedisBackend, RedisStore
+from oncekey.stores.redis.topology import slot
 
 __all__ = [
     "_plain_cluster",

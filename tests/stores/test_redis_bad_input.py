@@ -142,7 +142,7 @@ async def test_every_scheme_opens(url: str) -> None:
 
 def test_a_store_needs_a_client_of_its_kind() -> None:
     """An async client for the sync store, or no client at all, is refused."""
-    with pytest.raises(StoreConfigError, match="this one is for RedisBackend"):
+    with pytest.raises(StoreConfigError, match="this one is for AsyncRedisStore"):
         RedisStore(redis.asyncio.Redis())
     with pytest.raises(StoreConfigError, match="this one is for RedisStore"):
         RedisBackend(redis.Redis())

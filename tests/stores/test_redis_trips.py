@@ -127,7 +127,8 @@ def test_threads_share_round_trips(wire: Proxy) -> None:
         for thread in threads[1:]:
             thread.start()
         eventually(
-            lambda: len(store._lanes._lanes[None]._gathering.waiting) == 31, "the others' queueing"
+            lambda: len(store._lanes._lanes[None][1]._gathering.waiting) == 31,
+            "the others' queueing",
         )
         wire.open_gate.set()
         for thread in threads:

@@ -85,7 +85,7 @@ def store(
     request: pytest.FixtureRequest, servers: Server | Group, owner: RedisStore
 ) -> Iterator[RedisStore | RedisBackend]:
     """A store whose waiters are to be woken."""
-    prefix = owner._lanes._engine.options.prefix[:-1].decode()
+    prefix = owner._options.prefix[:-1].decode()
     if request.param == "sync":
         with RedisStore(servers.url, prefix=prefix) as opened:
             yield opened
@@ -97,9 +97,8 @@ def store(
 
 def inboxes(owner: RedisStore, key: Key = KEY) -> int:
     """How many have left word with the record."""
-    engine = owner._lanes._engine
-    name = engine.options.prefix + key.digest
-    address = engine.layout.route(name)
+    name = owner._options.prefix + key.digest
+    address = owner._lanes.batches.topology.route(name)
     import redis
 
     with redis.Redis(host=address[0], port=address[1]) as client:
@@ -177,7 +176,7 @@ def test_nothing_to_wait_for_returns_at_once(
 
 def test_waiters_share_one_subscription(owner: RedisStore, servers: Server | Group) -> None:
     """Twenty waiters of a store for five keys: one connection more, and each is told of its key."""
-    prefix = owner._lanes._engine.options.prefix[:-1].decode()
+    prefix = owner._options.prefix[:-1].decode()
     keys = [Key(Scope("once", "redis"), str(n)) for n in range(5)]
     fences = [claimed(owner, key) for key in keys]
     members = servers.servers if isinstance(servers, Group) else [servers]
@@ -369,7 +368,7 @@ async def test_many_async_waiters_hold_no_connection(redis_server: Server) -> No
 
 def test_more_callers_than_inboxes_poll(redis_server: Server) -> None:
     """A record keeps word of 64 stores; more than that look again by themselves."""
-    from oncekey.stores._redis_ops import WATCH
+    from oncekey.stores.redis.operations import WATCH
 
     with RedisStore(redis_server.url) as store:
         fence = claimed(store)

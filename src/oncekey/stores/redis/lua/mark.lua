@@ -1,11 +1,11 @@
--- ARGV: ttl, skew, remember, token. By the token a repetition knows its own mark; no key stands in
--- one call twice. Replies with 1 if all keys were new, else with one digit a key.
+-- ARGV: ttl, skew, remember; then a token for each key. By the token a repetition knows its own mark.
+-- Replies with 1 if all keys were new, else with one digit a key.
 local expires = now + tonumber(ARGV[1])
-local value = struct.pack('>Bi8', 77, expires) .. ARGV[4]
+local head = struct.pack('>Bi8', 77, expires)
 local at = string.format('%.0f', expires + GRACE)
 local found
 for i, key in ipairs(KEYS) do
-  local set = redis.pcall('SET', key, value, 'NX', 'PXAT', at)
+  local set = redis.pcall('SET', key, head .. ARGV[i + 3], 'NX', 'PXAT', at)
   if not set or set.err then
     found = found or {}
     found[i] = set or true
@@ -14,11 +14,12 @@ end
 if not found then return 1 end
 
 -- record
-local skew_ms, remember_ms, token = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local skew_ms, remember_ms = tonumber(ARGV[2]), tonumber(ARGV[3])
 local replies = {}
 for i, key in ipairs(KEYS) do
   replies[i] = '1'
   if found[i] then
+    local token = ARGV[i + 3]
     local raw = redis.pcall('GET', key)
     if type(raw) == 'table' then return raw end
     if not raw then return found[i] end -- no memory for a new key
@@ -33,10 +34,9 @@ for i, key in ipairs(KEYS) do
     if not rest and string.sub(raw, -#token) == token then
       touch(key, ends)
     elseif new then
+      local value = head .. token
       if fence + 1 > expires * 1000 - 1 then
         value = struct.pack('>Bi8i8', N, expires, fence + 1) .. token
-      else
-        value = struct.pack('>Bi8', M, expires) .. token
       end
       redis.call('SET', key, value, 'PXAT', at)
       if state == P then wake(key, rest) end

@@ -1,4 +1,4 @@
-"""The connections of a sync store: bytes out, replies back, nothing decided.
+"""The calls of threads, and the connections that they share: bytes out, replies back.
 
 Calls to one server wait for each other, calls to different servers don't: each has its lane, with
 connections of its own. Those that fail in any way are dropped and made anew at the next call, so
@@ -9,57 +9,58 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from oncekey._core.drive import drive
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError
 from oncekey.stores._batching import Job, ThreadBatch
-from oncekey.stores._redis_engine import Engine
-from oncekey.stores._redis_errors import UnsentError, driver
-from oncekey.stores._redis_layout import Address, Replies, Send
-from oncekey.stores._redis_ops import CLOSE, Op
-from oncekey.stores._redis_target import Target
+from oncekey.stores.redis.address import Target
+from oncekey.stores.redis.batch import Batches
+from oncekey.stores.redis.errors import UnsentError, driver
+from oncekey.stores.redis.operations import NOW, Op
+from oncekey.stores.redis.topology import Address, Replies, Send
 
-__all__ = ["SyncLanes"]
-
-_Place = tuple[bool, Address]
+__all__ = ["ThreadLanes"]
 
 
-def _closed() -> StoreClosedError:
-    return StoreClosedError("this Redis store is closed: connect again")
-
-
-class SyncLanes:
+class ThreadLanes:
     """Sends each call by the lane of its server."""
 
-    def __init__(self, target: Target, engine: Engine, patience: float) -> None:
-        self._engine = engine
-        self._connect = (target, engine, patience)
-        self._lanes: dict[Address | None, ThreadBatch] = {}
+    def __init__(self, target: Target, batches: Batches, patience: float) -> None:
+        self.batches = batches
+        self._target = target
+        self._patience = patience
+        self._lanes: dict[Address | None, tuple[_Lane, ThreadBatch]] = {}
 
     def submit(self, op: Op, args: tuple[Any, ...]) -> Any:
         """Run a call in the next batch of its lane; returns when that is done."""
-        name = self._engine.lane(args[0])
+        name = self.batches.lane(args[0])
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes.setdefault(name, ThreadBatch(_Lane(*self._connect).run))
-        return lane.submit(op, args)
+            made = _Lane(self._target, self.batches, self._patience)
+            lane = self._lanes.setdefault(name, (made, ThreadBatch(made.run)))
+        return lane[1].submit(op, args)
 
     def close(self) -> None:
         """Finish what is under way, and close the connections."""
-        for lane in list(self._lanes.values()):
-            lane.submit(CLOSE, (b"", None))
+        for lane, gathered in list(self._lanes.values()):
+            lane.closed = True
+            with suppress(StoreClosedError):
+                gathered.submit(NOW, (b"", None))  # behind what is under way
 
 
 class _Lane(Forking):
     """The connections of one lane. ``ThreadBatch`` lets one thread in at a time."""
 
-    def __init__(self, target: Target, engine: Engine, patience: float) -> None:
-        self.engine = engine
+    def __init__(self, target: Target, batches: Batches, patience: float) -> None:
+        self.closed = False
+        self._batches = batches
         self._target = target
         self._patience = patience
-        self._connections: dict[_Place, Any] = {}
-        self._closed = False
+        self._connections: dict[Address, Any] = {}
         exceptions = driver().exceptions
         self._reply_error: type[Exception] = exceptions.ResponseError
         self._timed_out = (exceptions.TimeoutError, TimeoutError)
@@ -72,26 +73,16 @@ class _Lane(Forking):
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run a batch."""
-        if self._closed:
+        if self.closed:
+            for address in list(self._connections):
+                self._drop(address)
             for job in jobs:
-                job.result = None
-                job.error = None if job.method is CLOSE else _closed()
+                job.error = StoreClosedError("this Redis store is closed: connect again")
             return
-        flow = self.engine.batch(jobs)
         deadline = time.monotonic() + self._patience
-        try:
-            sends = next(flow)
-            while True:
-                sends = flow.send(self._exchange(sends, deadline))
-        except StopIteration:
-            pass
-        for job in jobs:
-            if job.method is CLOSE:
-                job.result = None
-                self._closed = True
-                self._drop_all()
+        drive(self._batches.run(list(jobs)), partial(self._exchange, deadline))
 
-    def _exchange(self, sends: Sequence[Send], deadline: float) -> list[Replies]:
+    def _exchange(self, deadline: float, sends: Sequence[Send]) -> list[Replies]:
         """Write to every server, then read from every server."""
         left = deadline - time.monotonic()
         until = [deadline - (1 - send.share) * left for send in sends]
@@ -103,27 +94,27 @@ class _Lane(Forking):
             ]
         except BaseException:  # interrupted: replies that nobody reads are on their way
             for send in sends:
-                self._drop(send)
+                self._drop(send.address)
             raise
 
     def _write(self, send: Send, until: float) -> Any:
-        place = (send.sentinel, send.address)
-        connection = self._connections.get(place)
+        """Send, on a connection that is made if there is none. Gives it, or what went wrong."""
+        connection = self._connections.get(send.address)
         try:
             if connection is None:
                 left = until - time.monotonic()
                 if left < self._patience / 20:  # it is the connection's own limit from then on
                     raise TimeoutError
                 connection = self._target.connection(send.address, send.sentinel, left, left)
-                self._connections[place] = connection
+                self._connections[send.address] = connection
                 connection.connect()
         except self._timed_out:
-            self._drop(send)
+            self._drop(send.address)
             return UnsentError(f"no connection within {self._patience:g} s")
         except self._broken as error:
             return self._failed(send, error)
         try:
-            connection.send_packed_command(send.payload, check_health=False)
+            connection.send_packed_command([send.payload], check_health=False)
         except self._broken as error:
             return self._failed(send, error)
         return connection
@@ -143,17 +134,12 @@ class _Lane(Forking):
         return replies
 
     def _failed(self, send: Send, error: BaseException) -> BaseException:
-        self._drop(send)
+        self._drop(send.address)
         if isinstance(error, self._timed_out):
             return TimeoutError(f"no answer within {self._patience:g} s")
         return error
 
-    def _drop(self, send: Send) -> None:
-        connection = self._connections.pop((send.sentinel, send.address), None)
+    def _drop(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
         if connection is not None:
-            connection.disconnect()
-
-    def _drop_all(self) -> None:
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
             connection.disconnect()

@@ -32,4 +32,4 @@ def load_script(name: str) -> Script:
 
 
 def _text(name: str) -> str:
-    return files("oncekey.stores.lua").joinpath(f"{name}.lua").read_text("utf-8")
+    return files("oncekey.stores.redis.lua").joinpath(f"{name}.lua").read_text("utf-8")

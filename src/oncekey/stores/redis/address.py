@@ -11,10 +11,10 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.errors import StoreConfigError
-from oncekey.stores._redis_errors import driver
-from oncekey.stores._redis_layout import Address, Cluster, Layout, Sentinels, Single
+from oncekey.stores.redis.errors import driver
+from oncekey.stores.redis.topology import Address, Cluster, Sentinels, Single, Topology
 
-__all__ = ["STORE_OPTIONS", "Target", "from_client", "from_url", "parse_query"]
+__all__ = ["STORE_OPTIONS", "Target", "parse_query", "target_of"]
 
 STORE_OPTIONS: Final = ("prefix", "min_replicas", "replica_timeout", "check", "timeout")
 _TLS: Final = (
@@ -41,20 +41,20 @@ class Target:
     """Servers and how to speak to them.
 
     Attributes:
-        layout: Makes a fresh ``Layout``: every event loop has one of its own.
+        topology: Makes a fresh ``Topology``: every event loop has one of its own.
         timeout: The seconds after which a server that does not answer is given up.
     """
 
     def __init__(
         self,
-        layout: Callable[[], Layout],
+        topology: Callable[[], Topology],
         settings: dict[str, Any],
         *,
         kind: type[Any],
         sentinel: tuple[type[Any], dict[str, Any]] | None = None,
         timeout: float = 5.0,
     ) -> None:
-        self.layout = layout
+        self.topology = topology
         self.timeout = timeout
         self._kind = kind
         self._settings = settings
@@ -108,6 +108,16 @@ def parse_query(url: str) -> dict[str, str]:
             raise StoreConfigError(f"the option {_told(name)} of a Redis URL needs one value, once")
         found[name] = value
     return found
+
+
+def target_of(client_or_url: Any, *, is_async: bool, timeout: float) -> Target:
+    """The servers that a URL or a client speaks of.
+
+    Raises:
+        StoreConfigError: It can't be understood.
+    """
+    make = from_url if isinstance(client_or_url, str) else from_client
+    return make(client_or_url, is_async=is_async, timeout=timeout)
 
 
 def from_url(url: str, *, is_async: bool, timeout: float) -> Target:
@@ -254,7 +264,9 @@ def from_client(client: Any, *, is_async: bool, timeout: float) -> Target:
     cluster, wrong = module.RedisCluster, other.RedisCluster
     if isinstance(client, (other.Redis, wrong)) and not isinstance(client, (module.Redis, cluster)):
         need = "redis.asyncio.Redis" if is_async else "redis.Redis"
-        name, twin = ("RedisBackend", "RedisStore") if is_async else ("RedisStore", "RedisBackend")
+        name, twin = (
+            ("AsyncRedisStore", "RedisStore") if is_async else ("RedisStore", "AsyncRedisStore")
+        )
         raise StoreConfigError(f"{name} needs a {need} client; this one is for {twin}")
     if isinstance(client, cluster):
         return _from_cluster(client, is_async, timeout)

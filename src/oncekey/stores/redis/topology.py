@@ -11,18 +11,18 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey.errors import StoreError, StoreUnavailableError
-from oncekey.stores._redis_errors import code_of, unreachable
-from oncekey.stores._redis_ops import command
+from oncekey.stores.redis.errors import code_of, unreachable
+from oncekey.stores.redis.operations import command
 
 __all__ = [
     "Address",
     "Asks",
     "Cluster",
-    "Layout",
     "Replies",
     "Send",
     "Sentinels",
     "Single",
+    "Topology",
     "redirect",
     "shown",
     "slot",
@@ -38,12 +38,16 @@ TELLER_SHARE: Final = 0.5  # of the time left, for one that is asked where the k
 class Send(NamedTuple):
     """Bytes for a server, and how many replies will come.
 
-    ``share``: how much of the time that is left may be spent on it.
+    Attributes:
+        calls: What the bytes stand for.
+        sentinel: Whether the server is a Sentinel.
+        share: How much of the time that is left may be spent on it.
     """
 
     address: Address
-    payload: list[bytes]
-    expect: int
+    payload: bytes
+    expect: int = 1
+    calls: Sequence[Any] = ()
     sentinel: bool = False
     share: float = 1.0
 
@@ -72,14 +76,16 @@ def slot(key: bytes) -> int:
     return crc_hqx(key, 0) % SLOTS
 
 
-class Layout:
-    """Where the keys are. ``sharded``: one call can't touch several keys."""
+class Topology:
+    """Where the keys are.
+
+    Attributes:
+        sharded: Whether one call can't touch several keys.
+        located: Whether the servers are known. If not, ``locate`` finds them.
+    """
 
     sharded = False
-
-    def located(self) -> bool:
-        """Whether the servers are known."""
-        raise NotImplementedError
+    located = True
 
     def locate(self) -> Asks:
         """Find the servers.
@@ -112,17 +118,11 @@ class Layout:
         return address
 
 
-class Single(Layout):
+class Single(Topology):
     """One server."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-
-    def located(self) -> bool:
-        return True
-
-    def locate(self) -> Asks:
-        yield from ()
 
     def route(self, key: bytes) -> Address:
         return self.address
@@ -131,33 +131,30 @@ class Single(Layout):
         return [self.address]
 
 
-class Sentinels(Layout):
+class Sentinels(Topology):
     """The master of a service, as Sentinel names it."""
+
+    located = False
 
     def __init__(self, seeds: Sequence[Address], service: str) -> None:
         self.seeds = list(seeds)
         self.service = service
         self.address: Address | None = None
 
-    def located(self) -> bool:
-        return self.address is not None
-
     def locate(self) -> Asks:
         ask = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
         problem: StoreError | None = None
         for seed in list(self.seeds):
-            (replies,) = yield [Send(seed, [ask], 1, sentinel=True, share=TELLER_SHARE)]
-            if isinstance(replies, BaseException):
-                problem = unreachable(replies, shown(seed))
-                continue
-            reply = replies[0]
-            if isinstance(reply, list) and len(reply) == 2:
+            (replies,) = yield [Send(seed, ask, sentinel=True, share=TELLER_SHARE)]
+            reply = replies if isinstance(replies, BaseException) else replies[0]
+            if isinstance(reply, BaseException):
+                problem = unreachable(reply, shown(seed))
+            elif isinstance(reply, list) and len(reply) == 2:
                 self.address = (reply[0].decode(), int(reply[1]))
+                self.located = True
                 self.seeds.remove(seed)
                 self.seeds.insert(0, seed)  # this one answers: ask it first next time
                 return
-            if isinstance(reply, BaseException):
-                problem = unreachable(reply, shown(seed))
         if problem is not None and not problem.retryable:
             raise problem
         raise StoreUnavailableError(
@@ -166,21 +163,24 @@ class Sentinels(Layout):
         ) from problem
 
     def route(self, key: bytes) -> Address:
-        return self.masters()[0]
+        address = self.address
+        if address is None:
+            raise StoreUnavailableError(f"the master of {self.service!r} is not known: try again")
+        return address
 
     def masters(self) -> list[Address]:
-        if self.address is None:
-            raise StoreUnavailableError(f"the master of {self.service!r} is not known: try again")
-        return [self.address]
+        return [self.route(b"")]
 
     def failed(self, address: Address) -> None:
+        self.located = False
         self.address = None
 
 
-class Cluster(Layout):
+class Cluster(Topology):
     """The nodes of a Redis Cluster, by slot."""
 
     sharded = True
+    located = False
 
     def __init__(
         self,
@@ -192,19 +192,13 @@ class Cluster(Layout):
         self.slots: list[Address | None] = []
         self.tellers: list[Address] = []  # masters that we heard of by a redirection
         self.suspects: set[Address] = set()  # those that did not answer: asked last
-        self.fresh = False
-
-    def located(self) -> bool:
-        return self.fresh
 
     def locate(self) -> Asks:
-        known: dict[Address, None] = dict.fromkeys(self.tellers)
-        known |= dict.fromkeys(address for address in self.slots if address is not None)
-        known |= dict.fromkeys(self.seeds)
-        ask = command(b"CLUSTER", b"SLOTS")
-        problem: BaseException | None = None
+        found: list[Address | None] = [*self.tellers, *self.slots, *self.seeds]
+        known = [address for address in dict.fromkeys(found) if address is not None]
+        problem: StoreError | None = None
         for seed in sorted(known, key=self.suspects.__contains__):
-            (replies,) = yield [Send(seed, [ask], 1, share=TELLER_SHARE)]
+            (replies,) = yield [Send(seed, command(b"CLUSTER", b"SLOTS"), share=TELLER_SHARE)]
             if isinstance(replies, BaseException):
                 self.suspects.add(seed)
                 problem = unreachable(replies, shown(seed))
@@ -213,7 +207,7 @@ class Cluster(Layout):
             elif replies[0]:
                 self._learn(replies[0], seed)
                 return
-        if isinstance(problem, StoreError) and not problem.retryable:
+        if problem is not None and not problem.retryable:
             raise problem
         raise StoreUnavailableError(
             "no node of the Redis Cluster can be reached, or none knows its slots: make sure that "
@@ -222,31 +216,30 @@ class Cluster(Layout):
 
     def _learn(self, ranges: list[Any], teller: Address) -> None:
         slots: list[Address | None] = [None] * SLOTS
-        for first, last, master, *_ in ranges:
-            slots[first : last + 1] = [self._address(master, teller)] * (last + 1 - first)
+        for first, last, (host, port, *_), *_ in ranges:
+            # A node may not know what others call it.
+            name = teller[0] if host in (None, b"", b"?") else host.decode()
+            slots[first : last + 1] = [self.seen((name, int(port)))] * (last + 1 - first)
         self.slots = slots
         self.tellers.clear()
         self.suspects.discard(teller)
-        self.fresh = True
-
-    def _address(self, node: list[Any], teller: Address) -> Address:
-        host = node[0].decode() if node[0] else ""
-        if not host or host == "?":  # the node does not know what others call it
-            host = teller[0]
-        return self.seen((host, int(node[1])))
+        self.located = True
 
     def seen(self, address: tuple[str, int]) -> Address:
         return self.remap(address) if self.remap else address
 
     def route(self, key: bytes) -> Address:
-        address = self.slots[slot(key)] if self.slots else None
+        address = self.lane(key)
         if address is None:
-            self.fresh = False
+            self.located = False
             raise StoreUnavailableError(
                 f"no node of the Redis Cluster serves slot {slot(key)}: wait until the cluster "
                 "is whole again"
             )
         return address
+
+    def lane(self, key: bytes) -> Address | None:
+        return self.slots[slot(key)] if self.slots else None
 
     def masters(self) -> list[Address]:
         found = [address for address in dict.fromkeys(self.slots) if address is not None]
@@ -254,17 +247,14 @@ class Cluster(Layout):
             raise StoreUnavailableError("the nodes of the Redis Cluster are not known: try again")
         return found
 
-    def lane(self, key: bytes) -> Address | None:
-        return self.slots[slot(key)] if self.slots else None
-
     def failed(self, address: Address) -> None:
         self.suspects.add(address)
-        self.fresh = False
+        self.located = False
 
     def moved(self, number: int, address: Address) -> None:
         if address not in self.slots:  # it took over from another: it knows what else it has
             self.tellers.append(address)
-            self.fresh = False
+            self.located = False
         elif self.slots:
             self.slots[number] = address
 

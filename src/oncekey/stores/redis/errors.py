@@ -16,7 +16,11 @@ from oncekey.errors import (
     StoreUnavailableError,
 )
 
-__all__ = ["UnsentError", "code_of", "driver", "named", "unreachable"]
+__all__ = ["ReplyError", "UnsentError", "code_of", "driver", "known", "unreachable"]
+
+
+class ReplyError(Exception):
+    """An error that the server replied with. Its first word is the code."""
 
 
 class UnsentError(TimeoutError):
@@ -40,6 +44,29 @@ _CODES: Final = {
     "MasterDownError": "MASTERDOWN",
     "BusyLoadingError": "LOADING",
 }
+
+# fmt: off
+_KNOWN: Final[dict[str, tuple[type[StoreError], str]]] = {
+    "OOM": (StoreFullError, """is at its maxmemory, so that no new key can be written (owners can
+        still complete and release theirs): raise it with CONFIG SET maxmemory, or free memory"""),
+    "READONLY": (StoreReadOnlyError, """is a read-only replica: connect to the master, or by
+        redis+sentinel:// so that it is found"""),
+    "NOPERM": (StoreConfigError, """does not permit this user what the store needs: run
+        ACL SETUSER name ~PREFIX:* resetchannels &PREFIX:* +@read +@write +@scripting +@pubsub
+        +@connection +time +info +wait, with the store's prefix; in a Cluster also +cluster|slots
+        +asking"""),
+    "NOAUTH": (StoreConfigError, """refused the user name or password: write
+        redis://user:password@host, with special characters percent-encoded"""),
+    "WRONGTYPE": (StoreCorruptError, """has a key under this store's prefix that holds no record of
+        oncekey: delete it, or choose another prefix for what writes there"""),
+    "MISCONF": (StoreUnavailableError, """can't write to its disk and refuses changes: look at its
+        log and disk space"""),
+    "NOREPLICAS": (StoreUnavailableError, """has fewer replicas than its min-replicas-to-write and
+        refuses changes: start them, or lower it"""),
+}
+# fmt: on
+_ALIKE: Final = {"WRONGPASS": "NOAUTH", "BADRECORD": "WRONGTYPE"}
+_PASSING: Final = ("LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MOVED", "ASK")
 
 
 def driver(module: str = "redis") -> Any:
@@ -67,52 +94,18 @@ def code_of(error: BaseException) -> str:
     return ""
 
 
-def named(error: BaseException, where: str) -> StoreError | None:
+def known(error: BaseException, where: str) -> StoreError | None:
     """The error of a reply, or ``None`` where its code says nothing."""
     code = code_of(error)
-    if code == "OOM":
-        return StoreFullError(
-            f"{where} is at its maxmemory, so that no new key can be written (owners can still "
-            "complete and release theirs): raise it with CONFIG SET maxmemory, or free memory"
-        )
-    if code == "READONLY":
-        return StoreReadOnlyError(
-            f"{where} is a read-only replica: connect to the master, or by redis+sentinel:// so "
-            "that it is found"
-        )
-    if code == "NOPERM":
-        return StoreConfigError(
-            f"{where} does not permit this user what the store needs: run ACL SETUSER name "
-            "~PREFIX:* resetchannels &PREFIX:* +@read +@write +@scripting +@pubsub +@connection "
-            "+time +info +wait, with the store's prefix; in a Cluster also +cluster|slots +asking"
-        )
-    if code in ("NOAUTH", "WRONGPASS"):
-        return StoreConfigError(
-            f"{where} refused the user name or password: write redis://user:password@host, with "
-            "special characters percent-encoded"
-        )
-    if code == "WRONGTYPE" or code == "BADRECORD":
-        return StoreCorruptError(
-            f"a key under this store's prefix on {where} holds no record of oncekey: delete it, "
-            "or choose another prefix for what writes there"
-        )
-    if code == "MISCONF":
-        return StoreUnavailableError(
-            f"{where} can't write to its disk and refuses changes: look at its log and disk space"
-        )
-    if code == "NOREPLICAS":
-        return StoreUnavailableError(
-            f"{where} has fewer replicas than its min-replicas-to-write and refuses changes: "
-            "start them, or lower it"
-        )
-    if code in ("LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MOVED", "ASK"):
+    if code in _PASSING:
         return StoreUnavailableError(f"{where} can't answer right now ({code}): try again")
-    return None
+    kind, told = _KNOWN.get(_ALIKE.get(code, code), (None, ""))
+    return None if kind is None else kind(f"{where} {' '.join(told.split())}")
 
 
 def unreachable(error: BaseException, where: str) -> StoreError:
     """The error of a connection that could not be made, broke, or took too long."""
-    found = named(error, where)
+    found = known(error, where)
     if found is not None:
         return found
     if isinstance(error, UnsentError):

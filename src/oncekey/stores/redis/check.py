@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from oncekey.errors import StoreConfigError
-from oncekey.stores._redis_ops import command
+from oncekey.stores.redis.operations import command
 
 __all__ = ["CHECKS", "QUESTIONS", "faults"]
 
