@@ -22,6 +22,8 @@ DELIVERIES ?= 100000
 
 # Nothing from outside may put the source tree, or another Python's library, on sys.path.
 unexport PYTHONPATH PYTHONHOME
+# Without bytecode on disk every process compiles what it imports, and pytest rewrites every test.
+unexport PYTHONDONTWRITEBYTECODE
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis

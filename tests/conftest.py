@@ -6,6 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,7 @@ HEAVY = (
     "tests/core/test_races",
     "tests/docs/test_demo",
     "tests/docs/test_examples",
+    "tests/docs/test_snippets",
     "tests/examples/",
     "tests/faults/",
     "tests/functions/",
@@ -50,26 +52,51 @@ LIGHT = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the heavy tests out where that is asked for."""
-    if not os.environ.get("ONCEKEY_TEST_LIGHT"):
-        return
-    left_out = [
-        item
-        for item in items
-        if item.nodeid.startswith(HEAVY) and not item.nodeid.startswith(LIGHT)
-    ]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+# What comes first, in this order. With several workers the first begins with these, and nobody
+# takes them from it: importing adcp costs half a minute of processor time in each process that does
+# it, npm installs twice at the same time otherwise, and the longest must not be left for the end.
+FIRST = (
+    "tests/interop/test_adcp_package",
+    "tests/interop/test_adcp_platform",
+    "tests/signatures/test_adcp_contract.py::test_a_host_has_the_ascii_form",
+    "tests/interop/test_storyboard",
+    "tests/examples/",
+    "tests/contract/test_model_servers",
+    "tests/core/test_model",
+    "tests/faults/test_kill_storm",
+    "tests/faults/test_delivery_storm",
+)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Modules, tests and their parameters stay: collecting garbage need not look at them again.
+def pytest_configure() -> None:
+    """What is made while tests are collected stays: do not look for garbage in it."""
+    gc.disable()
 
-    There are some ten thousand tests, so that each look costs most of a second.
-    """
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the heavy tests out where that is asked for, unread."""
+    if not os.environ.get("ONCEKEY_TEST_LIGHT") or collection_path.suffix != ".py":
+        return None
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return True if name.startswith(HEAVY) and not name.startswith(LIGHT) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those that are best begun with first; leave the others in their order."""
+    ranks = {prefix: rank for rank, prefix in enumerate(FIRST)}
+
+    def rank(item: pytest.Item) -> int:
+        found = next(filter(item.nodeid.startswith, FIRST), None)
+        return len(FIRST) if found is None else ranks[found]
+
+    items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Modules, tests and their parameters stay: collecting garbage need not look at them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str:
