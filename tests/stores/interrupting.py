@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, ModuleType
@@ -52,14 +51,16 @@ class Interrupt:
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        code, at = frame.f_code, frame.f_lasti
+        at = frame.f_lasti
+        steps = _steps(frame.f_code)
         if event == "opcode":
             before, self._before[frame] = self._before.get(frame, at), at
-            looked = _looks(code, before)
             # CPython raises it in the step that looked, which may be the last of a ``try``.
-            looked = looked and _handler(code, before) == _handler(code, at)
+            looked = (
+                steps.looks[before >> 1] and steps.handler[before >> 1] == steps.handler[at >> 1]
+            )
         else:
-            looked = event == "line" and not _leaves_with(code, at)
+            looked = event == "line" and not steps.leaves_with[at >> 1]
         if looked:
             self._left -= 1
             if self._left == 0:
@@ -69,28 +70,46 @@ class Interrupt:
         return self._step
 
 
-def _looks(code: CodeType, at: int) -> bool:
-    name = dis.opname[code.co_code[at]]
-    if name.endswith("_NO_INTERRUPT") or (name == "RESUME" and code.co_code[at + 1] & 3 >= 2):
+class _Steps:
+    """What is known of each step of some code: worked out once, asked for by the million."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code  # so that its id stays its own
+        text = code.co_code
+        places = range(0, len(text), 2)
+        table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+        self.looks = [_looks(text, at) for at in places]
+        # Where an exception at this step is handled.
+        self.handler = [
+            next((entry.target for entry in table if entry.start <= at < entry.end), None)
+            for at in places
+        ]
+        self.leaves_with = [_leaves_with(text, code.co_consts, at) for at in places]
+
+
+_known: dict[int, _Steps] = {}
+
+
+def _steps(code: CodeType) -> _Steps:
+    found = _known.get(id(code))
+    if found is None:
+        found = _known[id(code)] = _Steps(code)
+    return found
+
+
+def _looks(text: bytes, at: int) -> bool:
+    name = dis.opname[text[at]]
+    if name.endswith("_NO_INTERRUPT") or (name == "RESUME" and text[at + 1] & 3 >= 2):
         return False  # inside a ``yield from``
     return name.startswith(_LOOKS)
 
 
-@functools.cache
-def _handler(code: CodeType, at: int) -> int | None:
-    """Where an exception at this step is handled."""
-    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
-        if entry.start <= at < entry.end:
-            return int(entry.target)
-    return None
-
-
-def _leaves_with(code: CodeType, at: int) -> bool:
+def _leaves_with(text: bytes, values: tuple[Any, ...], at: int) -> bool:
     """Whether ``__exit__(None, None, None)`` is what comes next."""
-    if dis.opname[code.co_code[at]] in ("SWAP", "NOP"):  # with a value to return
+    if dis.opname[text[at]] in ("SWAP", "NOP"):  # with a value to return
         at += 2
-    steps, consts = code.co_code[at : at + 6 : 2], code.co_code[at + 1 : at + 7 : 2]
-    return steps == _NOTHING and all(code.co_consts[const] is None for const in consts)
+    steps, consts = text[at : at + 6 : 2], text[at + 1 : at + 7 : 2]
+    return steps == _NOTHING and all(values[const] is None for const in consts)
 
 
 def every_point(*modules: ModuleType, stride: int = 1) -> Iterator[Interrupt]:
