@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import importlib.util
 import itertools
 import os
@@ -25,6 +26,7 @@ from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 _names = itertools.count()
 USER = "postgres"
+INIT = ("-U", USER, "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
 
 
 def _package(name: str) -> Path:
@@ -64,6 +66,12 @@ def _let_in(path: Path) -> None:
             mode = folder.stat().st_mode
             if mode & 0o055 != 0o055:
                 folder.chmod(mode | 0o055)
+
+
+def _cache() -> Path:
+    """The user's folder for what tests keep from one run to the next."""
+    found = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(found) / "oncekey-tests"
 
 
 class Postgres:
@@ -121,11 +129,26 @@ class Postgres:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}" + (query and f"?{query}")
 
     def init(self) -> None:
-        """Make the data directory."""
-        command = [self.bin / "initdb", "-D", self.data, "-U", USER, "-A", "trust", "-N"]
-        options = ["-E", "UTF8", "--locale=C"]
+        """Make the data directory: a copy of one that is kept, as initdb takes seconds."""
+        program = self.bin / "initdb"
+        made = hashlib.sha256(f"{program} {program.stat().st_mtime_ns} {INIT}".encode()).hexdigest()
+        kept = _cache() / f"postgres-{made[:16]}"
+        if not kept.exists():
+            self._initdb()
+            with contextlib.suppress(OSError):  # nowhere to keep it, or another was faster
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
+                    Path(shutil.copytree(self.data, f"{temporary}/data")).rename(kept)
+            return
+        shutil.copytree(kept, self.data)
+        if self.as_user:
+            for path in (self.data, *self.data.rglob("*")):
+                os.chown(path, self.as_user["user"], self.as_user["group"])
+
+    def _initdb(self) -> None:
+        command = [self.bin / "initdb", "-D", self.data, *INIT]
         done = subprocess.run(
-            [*command, *options], env=self.env, capture_output=True, check=False, **self.as_user
+            command, env=self.env, capture_output=True, check=False, **self.as_user
         )
         if done.returncode:
             raise RuntimeError(done.stderr.decode())
