@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from tests.cells import every
 from tests.signatures.cases import NOW
 from tests.signatures.schemes import ENDPOINT, JSON, NAMES, Scheme, scheme
 
@@ -186,7 +187,7 @@ def test_each_missing_header_is_refused(one: Scheme, refused: Give) -> None:
         refused(one, request._replace(headers=dict(JSON)), 401, "header_missing")
 
 
-@pytest.mark.parametrize("value", ["\xe9\xff", "\u0661\u2028", "\ud800", "\x00", "a\r\nB: c", ""])
+@every("value", ["\xe9\xff", "\u0661\u2028", "\ud800", "\x00", "a\r\nB: c", ""])
 def test_headers_that_are_no_headers_are_refused(one: Scheme, value: str, refused: Give) -> None:
     """Non-ASCII, control characters and nothing at all, as text and as bytes."""
     request = one.sign()
@@ -219,7 +220,7 @@ def test_a_header_that_comes_twice_is_refused(one: Scheme, refused: Give) -> Non
 
 
 @pytest.mark.parametrize("name", STAMPED)
-@pytest.mark.parametrize("offset", [10**7, -(10**7)])
+@every("offset", [10**7, -(10**7)])
 def test_old_and_future_timestamps_are_refused(name: str, offset: int, refused: Give) -> None:
     """Both ways, and the answer says by how much, where the scheme has no code of its own."""
     expected = "timestamp_too_old" if offset > 0 else "timestamp_in_future"
@@ -242,9 +243,7 @@ def test_an_oversized_body_is_refused_unread(one: Scheme, refused: Give) -> None
     refused(one, noise, 413, "body_too_large")
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/html", "", None, "multipart/form-data", "\xe9", "json", "*/*"]
-)
+@every("kind", ["text/html", "", None, "multipart/form-data", "\xe9", "json", "*/*"])
 def test_another_content_type_is_refused_unread(
     one: Scheme, kind: str | None, refused: Give
 ) -> None:
@@ -287,7 +286,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("what", MALFORMED)
+@every("what", MALFORMED)
 def test_a_malformed_body_is_refused(one: Scheme, what: str, refused: Give) -> None:
     """Signed by the right key, and yet nothing that two parsers read alike: 400, not 5xx."""
     body = MALFORMED[what]
@@ -361,7 +360,7 @@ HOSTILE_IDS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", IDS_IN_BODY)
-@pytest.mark.parametrize("what", HOSTILE_IDS)
+@every("what", HOSTILE_IDS)
 def test_an_id_that_is_none_is_refused(name: str, what: str, refused: Give) -> None:
     """Signed, but with an id that no store could keep: a bad request, in every scheme."""
     one, value = scheme(name), HOSTILE_IDS[what]
@@ -377,7 +376,7 @@ def test_an_id_that_is_none_is_refused(name: str, what: str, refused: Give) -> N
 
 
 @pytest.mark.parametrize("name", [one for one in NAMES if id_headers(scheme(one))])
-@pytest.mark.parametrize("value", ["x" * 2000, "x" * 9000, "evt\0one", " ", "\x7f"])
+@every("value", ["x" * 2000, "x" * 9000, "evt\0one", " ", "\x7f"])
 def test_an_id_header_that_is_none_is_refused(name: str, value: str, refused: Give) -> None:
     """The same for ids in a header, which a proxy may have changed."""
     one = scheme(name)
@@ -417,7 +416,7 @@ ODD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", ODD)
+@every("what", ODD)
 def test_what_is_odd_is_answered_without_a_crash(one: Scheme, what: str) -> None:
     """Signed, valid JSON that a careless receiver stumbles over: a 2xx or a 400, never a 5xx."""
     payload = json.loads(one.case.body) if one.name != "twilio" else {}
@@ -456,9 +455,7 @@ def test_a_handshake_costs_no_store_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["slack", "adcp"])
-@pytest.mark.parametrize(
-    "challenge", ["x" * 100_000, "<script>alert(1)</script>", "a\r\nSet-Cookie: b", [], 7, None]
-)
+@every("challenge", ["x" * 100_000, "<script>alert(1)</script>", "a\r\nSet-Cookie: b", [], 7, None])
 def test_a_hostile_challenge_is_not_echoed(name: str, challenge: Any, refused: Give) -> None:
     """Nothing that a browser or a proxy could trip over is ever sent back."""
     kind = {"slack": "url_verification", "adcp": "webhook.challenge"}[name]
@@ -471,7 +468,7 @@ def test_a_hostile_challenge_is_not_echoed(name: str, challenge: Any, refused: G
 # --- the asynchronous form ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["stranger", "malformed", "too large", "type"])
+@every("what", ["stranger", "malformed", "too large", "type"])
 async def test_the_asynchronous_receiver_refuses_alike(one: Scheme, what: str) -> None:
     """The same answers, and no call to its store either."""
     store, by, options = AsyncCounted(), one.provider, dict[str, Any]()
@@ -607,9 +604,7 @@ def test_other_answers_say_what_to_do_too(
 # --- what others bring -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "code", ['x"\r\nSet-Cookie: a=b', 'a", error="b', "\xe9", "", "x" * 65, "a b", "a\n"]
-)
+@every("code", ['x"\r\nSet-Cookie: a=b', 'a", error="b', "\xe9", "", "x" * 65, "a b", "a\n"])
 def test_a_code_of_somebody_elses_provider_can_not_write_headers(code: str) -> None:
     """Whatever a custom provider calls its rejection, the header stays one header."""
 
