@@ -46,6 +46,9 @@ class Store(ABC):
     poll_seconds: float = 0.25
     """The longest a waiter sleeps between two looks, where nothing wakes it earlier."""
 
+    never_waits: bool = False
+    """Whether its methods (but for ``wait``) give an answer at once, as in memory."""
+
     @abstractmethod
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """Try to become the one that runs. ``owner`` is fresh for every call, never reused."""

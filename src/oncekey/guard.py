@@ -37,7 +37,7 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, InvalidKeyError
-from oncekey.models import Key, Verdict
+from oncekey.models import Key
 from oncekey.policy import Policy
 from oncekey.stores.urls import aconnect, connect
 
@@ -369,9 +369,7 @@ class _Guard:
             except BaseException as error:  # interrupted: the block will not run
                 engine.give_up(self._store, job, claim, error)
                 raise
-        if claim.verdict is Verdict.REPLAY:
-            return OpenClaim(None, job.codec.decode(claim.answer or b"j"))
-        raise engine.refusal(claim, job.operation, job.plan.terms)
+        return OpenClaim(None, job.replay(claim))
 
     def __exit__(
         self,
@@ -501,9 +499,7 @@ class _AsyncGuard:
             await self._guarded.__aenter__()
             self._open = OpenClaim(claim)
             return self._open
-        if claim.verdict is Verdict.REPLAY:
-            return OpenClaim(None, job.codec.decode(claim.answer or b"j"))
-        raise engine.refusal(claim, job.operation, job.plan.terms)
+        return OpenClaim(None, job.replay(claim))
 
     async def __aexit__(
         self,

@@ -7,9 +7,9 @@ import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import (
@@ -23,8 +23,8 @@ from oncekey._core.arguments import (
     name_of,
     not_awaitable,
 )
-from oncekey._core.counted import Counted
 from oncekey._core.flows import Plan
+from oncekey._core.limiter import KeyLimit
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
@@ -48,7 +48,6 @@ from oncekey.adcp.profile import (
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
-    IdempotencyRateLimitedError,
     IdempotencyScopeError,
     InvalidKeyError,
     OncekeyError,
@@ -65,6 +64,8 @@ MAX_TTL_SECONDS = 604_800
 MAX_KEY = 255
 SKEW_SECONDS = 60
 REMEMBER_SECONDS = 604_800
+CALLERS_KEPT = 10_000
+_TEXT = (str, type(None))
 
 F = TypeVar("F", bound=Callable[..., Any])
 HashFunction = Callable[[dict[str, Any]], str]
@@ -83,6 +84,15 @@ class _How:
     on_cancel: OnCancel
     plan: Plan
 
+
+class _Whose(NamedTuple):
+    """Whose a key is."""
+
+    scope: Scope
+    payer: str  # whose new keys are counted together
+
+
+Guarded = Callable[[engine.Job, Callable[..., Any], Any, Any], Any]
 
 _NO_CALLER = (
     "a request came with an idempotency_key but no caller_identity in its context, so it runs "
@@ -225,6 +235,7 @@ class IdempotencyStore:
         )
         self._limiters = self.rules.limiters(clock)
         self._warned: set[str] = set()
+        self._known: dict[tuple[Any, Any], _Whose] = {}  # callers that were here before
         store = backend
         if not isinstance(store, Store):
             store = as_async_store(store, "IdempotencyStore")
@@ -342,118 +353,116 @@ class IdempotencyStore:
         if not asynchron and may_give_awaitable(handler):
             asynchron = isinstance(store, AsyncStore)
             target = functools.partial(awaited if asynchron else not_awaitable, handler)
-        if asynchron:
-            if not isinstance(store, AsyncStore):
-                raise BackendMismatchError(
-                    f"{name} is async but {type(store).__name__} is a sync backend: pass "
-                    "MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
-                )
+        if asynchron is not isinstance(store, AsyncStore):
+            raise _mismatch(name, asynchron, store)
+        plain: Any = engine.acall if asynchron else engine.call
+        in_tx: Any = acall_in_transaction if asynchron else call_in_transaction
 
-            @like(handler)
-            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                raw, context = request.find(args, kwargs)
-                params = as_dict(raw, self.ignore_defaults)
-                try:
-                    call = self._prepare(request, how, params, context)
-                    if call is None:
-                        return self._answer(params, await target(*args, **kwargs), False)
-                    job = call.job
-                    wait = call.wait()
-                    if wait is not None and await store.read(job.key) is None:
-                        raise IdempotencyRateLimitedError(name, wait)
-                    with call.counted(target) as runs:
-                        if how.transactional:
-                            result = await acall_in_transaction(
-                                store,
-                                how.on,
-                                job,
-                                lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
-                                how.error_answer,
-                            )
-                        else:
-                            result = await engine.acall(store, job, lambda: runs(*args, **kwargs))
-                except OncekeyError as error:
-                    self._echo(error, params)
-                    raise
-                return self._answer(params, *result)
-
-            return asynchronous
-        if not isinstance(store, Store):
-            raise BackendMismatchError(
-                f"{name} is not async but {type(store).__name__} is an async backend: pass "
-                "MemoryStore(), SQLiteStore('file.db') or connect(url), or write async def"
+        def guarded(job: engine.Job, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            """The result of the call, or something to await for it."""
+            if not how.transactional:
+                return plain(store, job, functools.partial(run, *args, **kwargs))
+            return in_tx(
+                store,
+                how.on,
+                job,
+                lambda tx: run(*args, **_plus_tx(kwargs, tx, takes_tx)),
+                how.error_answer,
             )
 
-        @like(handler)
+        if asynchron:
+            return like(handler)(self._asynchronous(request, how, target, guarded))
+        return like(handler)(self._synchronous(request, how, target, guarded))
+
+    # The two forms of a call. All that they decide is decided in what they call.
+
+    def _asynchronous(
+        self, request: Arguments, how: _How, target: Callable[..., Any], guarded: Guarded
+    ) -> Callable[..., Any]:
+        store: Any = self._store
+
+        async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+            raw, context = request.find(args, kwargs)
+            params = as_dict(raw, self.ignore_defaults)
+            try:
+                job, limit = self._prepare(request, how, params, context)
+                if job is None:
+                    result = await target(*args, **kwargs), False
+                elif limit is None:
+                    result = await guarded(job, target, args, kwargs)
+                else:
+                    if limit.is_reached() and await store.read(job.key) is None:
+                        raise limit.refusal(request.operation)
+                    with limit.counting(target) as run:
+                        result = await guarded(job, run, args, kwargs)
+            except OncekeyError as error:
+                self._echo(error, params)
+                raise
+            return self._answer(params, *result) if self.rules.mark_replays else result[0]
+
+        return asynchronous
+
+    def _synchronous(
+        self, request: Arguments, how: _How, target: Callable[..., Any], guarded: Guarded
+    ) -> Callable[..., Any]:
+        store: Any = self._store
+
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             raw, context = request.find(args, kwargs)
             params = as_dict(raw, self.ignore_defaults)
             try:
-                call = self._prepare(request, how, params, context)
-                if call is None:
-                    return self._answer(params, target(*args, **kwargs), False)
-                job = call.job
-                wait = call.wait()
-                if wait is not None and store.read(job.key) is None:
-                    raise IdempotencyRateLimitedError(name, wait)
-                with call.counted(target) as runs:
-                    if how.transactional:
-                        result = call_in_transaction(
-                            store,
-                            how.on,
-                            job,
-                            lambda tx: runs(*args, **_plus_tx(kwargs, tx, takes_tx)),
-                            how.error_answer,
-                        )
-                    else:
-                        result = engine.call(store, job, lambda: runs(*args, **kwargs))
+                job, limit = self._prepare(request, how, params, context)
+                if job is None:
+                    result = target(*args, **kwargs), False
+                elif limit is None:
+                    result = guarded(job, target, args, kwargs)
+                else:
+                    if limit.is_reached() and store.read(job.key) is None:
+                        raise limit.refusal(request.operation)
+                    with limit.counting(target) as run:
+                        result = guarded(job, run, args, kwargs)
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
-            return self._answer(params, *result)
+            return self._answer(params, *result) if self.rules.mark_replays else result[0]
 
         return synchronous
 
     def _prepare(
         self, request: Arguments, how: _How, params: dict[str, Any], context: Any
-    ) -> Counted | None:
-        """What to do once. ``None``: nothing to guard it with, so it just runs."""
+    ) -> tuple[engine.Job | None, KeyLimit | None]:
+        """What to do once, and the limit that holds for it. No job: it just runs, unguarded."""
         name = params.get("idempotency_key")
-        operation = request.operation
-        strict = self.rules.strict_keys and (name is not None or not how.read_only)
-        if strict and not (isinstance(name, str) and STRICT_KEY.match(name)):
-            raise InvalidKeyError(
-                f"{operation}: idempotency_key is required, 16 to 255 characters out of "
-                "A-Z a-z 0-9 _ . : - (a UUID will do)",
-                "idempotency_key",
-            )
+        operation, rules = request.operation, self.rules
+        if rules.strict_keys:
+            self._check_strict(name, operation, how)
         if how.validate is not None:
             check_schema(how.validate, params, operation)
-        scopes = None
+        whose = None
         if isinstance(name, str) and name:
-            check_text(name, f"{operation}: idempotency_key", MAX_KEY)
-            scopes = self._scopes(params, context, operation)
-            if scopes is None:
-                if self.rules.require_principal:
+            check_text(name, request.key_name, MAX_KEY)
+            whose = self._whose(params, context, operation)
+            if whose is None:
+                if rules.require_principal:
                     raise IdempotencyScopeError(operation)
                 self._warn_once(_NO_CALLER)
         elif name is not None:
             self._warn_once(_NO_KEY)
-        if scopes is None or not isinstance(name, str):
+        if whose is None or not isinstance(name, str):
             if how.transactional:  # it has no transaction to run in without a key and a caller
                 raise InvalidKeyError(
                     f"{operation} is transactional, so every request needs an idempotency_key and "
                     "an authenticated caller in its context",
                     "idempotency_key",
                 )
-            return None
+            return None, None
         mark = self._hash_fn(params)
         if len(mark) > 255:
             mark = hashlib.sha256(mark.encode()).hexdigest()
-        if self.rules.bind_operation:
+        if rules.bind_operation:
             mark = hashlib.sha256(join_scope(operation, mark).encode()).hexdigest()
         job = engine.Job(
-            Key(Scope("request", scopes[0]), name),
+            Key(whose.scope, name),
             mark.encode(),
             how.plan,
             request.codec,
@@ -463,31 +472,54 @@ class IdempotencyStore:
             # Not in a transaction of the caller's, which ends with the caller.
             self._finishing if how.on_cancel == "finish" and not in_transaction() else None,
         )
-        limiter = None if self._limiters is None else self._limiters[how.read_only]
-        return Counted(job, limiter, scopes[1])
+        if self._limiters is None:
+            return job, None
+        return job, KeyLimit(self._limiters[how.read_only], whose.payer)
 
-    def _scopes(
-        self, params: dict[str, Any], context: Any, operation: str
-    ) -> tuple[str, str] | None:
+    def _check_strict(self, name: Any, operation: str, how: _How) -> None:
+        if name is None and how.read_only:
+            return
+        if not (isinstance(name, str) and STRICT_KEY.match(name)):
+            raise InvalidKeyError(
+                f"{operation}: idempotency_key is required, 16 to 255 characters out of "
+                "A-Z a-z 0-9 _ . : - (a UUID will do)",
+                "idempotency_key",
+            )
+
+    def _whose(self, params: dict[str, Any], context: Any, operation: str) -> _Whose | None:
         """Whose the key is, and whose new keys are counted together. ``None``: nobody's."""
+        if self.rules.bind_operation:
+            return self._found_whose(params, context, operation)
+        who = getattr(context, "caller_identity", None), getattr(context, "tenant_id", None)
+        if type(who[0]) is not str or type(who[1]) not in _TEXT or isinstance(context, Mapping):
+            return self._found_whose(params, context, operation)
+        known = self._known.get(who)
+        if known is None:
+            known = self._found_whose(params, context, operation)
+            if known is not None:
+                if len(self._known) >= CALLERS_KEPT:
+                    self._known.clear()
+                self._known[who] = known
+        return known
+
+    def _found_whose(self, params: dict[str, Any], context: Any, operation: str) -> _Whose | None:
         principal, tenant = identity(context)
         if principal is None:
             return None
         agent = join_scope(principal) if tenant is None else join_scope(tenant, principal)
-        if not self.rules.bind_operation:
-            return agent, agent
-        account = account_parts(params, context, agent, self._salt)
+        account: tuple[str, ...] = ()
         session: tuple[str, ...] = ()
-        if operation == "si_send_message" and params.get("session_id") is not None:
-            session = ("session", check_text(params["session_id"], "session_id"))
+        if self.rules.bind_operation:
+            account = account_parts(params, context, agent, self._salt)
+            if operation == "si_send_message" and params.get("session_id") is not None:
+                session = ("session", check_text(params["session_id"], "session_id"))
         if not account and not session:
-            return agent, agent
+            return _Whose(Scope("request", agent), agent)
         first = ("" if tenant is None else tenant, principal)
-        return join_scope(*first, *account, *session), join_scope(*first, *account)
+        scope = Scope("request", join_scope(*first, *account, *session))
+        return _Whose(scope, join_scope(*first, *account))
 
     def _answer(self, params: dict[str, Any], value: Any, replayed: bool) -> Any:
-        if not self.rules.mark_replays:
-            return value
         return with_envelope(value, params.get("context"), replayed=replayed)
 
     def _echo(self, error: OncekeyError, params: dict[str, Any]) -> None:
@@ -500,6 +532,19 @@ class IdempotencyStore:
         if what not in self._warned:
             self._warned.add(what)
             warnings.warn(f"{what} This is said once for each store.", UserWarning, stacklevel=4)
+
+
+def _mismatch(name: str, asynchron: bool, store: object) -> BackendMismatchError:
+    kind = type(store).__name__
+    if asynchron:
+        return BackendMismatchError(
+            f"{name} is async but {kind} is a sync backend: pass AsyncMemoryStore(), "
+            "AsyncSQLiteStore('file.db') or aconnect(url)"
+        )
+    return BackendMismatchError(
+        f"{name} is not async but {kind} is an async backend: pass MemoryStore(), "
+        "SQLiteStore('file.db') or connect(url), or write async def"
+    )
 
 
 def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:

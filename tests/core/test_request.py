@@ -270,7 +270,7 @@ def test_a_mismatch_is_an_error_at_decoration() -> None:
     async def asynchronous(params: Any, context: Any = None) -> None: ...
     def synchronous(params: Any, context: Any = None) -> None: ...
 
-    with pytest.raises(BackendMismatchError, match=r"MemoryBackend\(\)"):
+    with pytest.raises(BackendMismatchError, match=r"AsyncMemoryStore\(\)"):
         IdempotencyStore(MemoryStore()).wrap(asynchronous)
     with pytest.raises(BackendMismatchError, match=r"MemoryStore\(\)"):
         IdempotencyStore(MemoryBackend()).wrap(synchronous)

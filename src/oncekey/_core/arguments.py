@@ -72,6 +72,7 @@ class Arguments:
 
     def __init__(self, handler: Callable[..., Any], operation: str) -> None:
         self.operation = operation
+        self.key_name = f"{operation}: idempotency_key"
         self.codec = Codec.for_function(handler)
         names = [
             name
@@ -97,6 +98,10 @@ class Arguments:
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The request and the context of one call."""
         params, params_at = None, self.params_at
+        if not kwargs and params_at is not None and len(args) > params_at:
+            params, at = args[params_at], self.context_at
+            if type(params) is dict and at is not None:  # as nearly every call is made
+                return params, args[at] if len(args) > at else None
         if self.params_name in kwargs:
             params = kwargs[self.params_name]
         elif "params" in kwargs:

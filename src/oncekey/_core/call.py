@@ -12,10 +12,10 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, Self, TypeVar
 
-from oncekey._core.codec import Codec, omitted
+from oncekey._core.codec import DONE, Codec, omitted
 from oncekey._core.drive import Flow, Op, arun, run
 from oncekey._core.flows import (
     CURRENT,
@@ -41,7 +41,8 @@ from oncekey.errors import (
     StoreError,
     UnsupportedAnswerError,
 )
-from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.instrument import events
+from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 
 __all__ = [
@@ -66,6 +67,9 @@ logger = logging.getLogger("oncekey")
 
 T = TypeVar("T")
 
+_WON, _REPLAY = Verdict.WON, Verdict.REPLAY
+_new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every call
+
 
 class Job(NamedTuple):
     """What is to be done once."""
@@ -79,6 +83,16 @@ class Job(NamedTuple):
     strict: bool = True  # raise if the outcome could not be recorded, else warn and go on
     # Where the tasks of handlers are kept that go on without their caller. ``None``: none does.
     finishing: set[asyncio.Task[Any]] | None = None
+
+    def replay(self, reply: ClaimReply) -> Any:
+        """What a claim that was not won gives: the stored answer.
+
+        Raises:
+            IdempotencyError: There is none: a conflict, in flight past the wait, or expired.
+        """
+        if reply.verdict is not _REPLAY:
+            raise refusal(reply, self.operation, self.plan.terms)
+        return self.codec.decode(reply.answer or DONE)
 
 
 class Result(NamedTuple):
@@ -189,10 +203,19 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
     """Acquire. An interrupt while the claim is under way gives it back."""
     job.codec.check()
     owner = new_owner()
-    poll = store.poll_seconds
-    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
+    key, mark, plan, _, operation, *_ = job
     try:
-        return run(flow, store)
+        if store.never_waits and not events._listeners:
+            # Straight to the store: no reply can come late, and nobody can come between. Whatever
+            # is not decided by the first look is the flow's, which asks again as the same owner.
+            now = plan.monotonic()
+            reply = store.claim(key, owner, mark, plan.claiming or plan.terms)
+            if reply.verdict is _REPLAY:
+                return reply
+            if reply.verdict is _WON:
+                return won(key, owner, reply, plan, operation, now, store)
+        poll = store.poll_seconds
+        return run(acquire(key, mark, plan, operation, poll, owner, store), store)
     except OncekeyError:
         raise
     except BaseException:  # also what a task's time limit raises, which is an Exception
@@ -204,6 +227,12 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
 def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome."""
     claim.ended = True
+    if store.never_waits and not events._listeners and job.keeps(value):
+        # Straight to the store. If that is not all, the flow asks again, which is safe.
+        answer = _encode(job, value)
+        if store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
+            claim.settled = True
+            return _new(Result, (value, False))
     return run(_record(job, claim, value), store)
 
 
@@ -221,26 +250,19 @@ def call(store: Store, job: Job, handler: Callable[[], Any]) -> Result:
         StoreError: The store failed before the handler ran.
     """
     claim = open_claim(store, job)
-    if not isinstance(claim, Claim):
-        if claim.verdict is Verdict.REPLAY:
-            return Result(job.codec.decode(claim.answer or b"j"), True)
-        raise refusal(claim, job.operation, job.plan.terms)
+    if type(claim) is not Claim:
+        return _new(Result, (job.replay(claim), True))  # type: ignore[arg-type]
     try:
-        with Beat(store, claim, job.plan), _current(claim):
-            value = handler()
+        token = CURRENT.set(claim)
+        try:
+            with Beat(store, claim, job.plan):
+                value = handler()
+        finally:
+            CURRENT.reset(token)
     except BaseException as error:
         give_up(store, job, claim, error)
         raise
     return record(store, job, claim, value)
-
-
-@contextlib.contextmanager
-def _current(claim: Claim) -> Iterator[None]:
-    token = CURRENT.set(claim)
-    try:
-        yield
-    finally:
-        CURRENT.reset(token)
 
 
 # Async
@@ -285,18 +307,15 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     """Acquire. A cancellation while the claim is under way gives it back, in the background."""
     job.codec.check()
     owner = new_owner()
-    if store.never_waits and not listening():
-        # Straight to the store: no reply can come late, and nobody can come between. Whatever is
-        # not decided by the first look is the flow's, which asks again as the same owner.
-        plan = job.plan
+    key, mark, plan, _, operation, *_ = job
+    if store.never_waits and not events._listeners:  # see open_claim
         now = plan.monotonic()
-        reply = await store.claim(job.key, owner, job.fingerprint, plan.claiming or plan.terms)
-        if reply.verdict is Verdict.REPLAY:
+        reply = await store.claim(key, owner, mark, plan.claiming or plan.terms)
+        if reply.verdict is _REPLAY:
             return reply
-        if reply.verdict is Verdict.WON:
-            return won(job.key, owner, reply, plan, job.operation, now, store)
-    poll = store.poll_seconds
-    flow = acquire(job.key, job.fingerprint, job.plan, job.operation, poll, owner, store)
+        if reply.verdict is _WON:
+            return won(key, owner, reply, plan, operation, now, store)
+    flow = acquire(key, mark, plan, operation, store.poll_seconds, owner, store)
     try:
         return await arun(flow, store)
     except (Exception, GeneratorExit):
@@ -309,12 +328,11 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
     if store.never_waits:  # then nothing can happen to it meanwhile
-        if not listening() and job.keeps(value):
-            # Straight to the store. If that is not all, the flow asks again, which is safe.
+        if not events._listeners and job.keeps(value):  # see record
             answer = _encode(job, value)
             if await store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
                 claim.settled = True
-                return Result(value, False)
+                return _new(Result, (value, False))
         return await arun(_record(job, claim, value), store)
     return await _uncancelled(arun(_record(job, claim, value), store))
 
@@ -335,10 +353,8 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
         ClaimLostError: Another worker took the key over while the handler ran.
     """
     claim = await aopen_claim(store, job)
-    if not isinstance(claim, Claim):
-        if claim.verdict is Verdict.REPLAY:
-            return Result(job.codec.decode(claim.answer or b"j"), True)
-        raise refusal(claim, job.operation, job.plan.terms)
+    if type(claim) is not Claim:
+        return _new(Result, (job.replay(claim), True))  # type: ignore[arg-type]
     if job.finishing is None:
         return await _arun(store, job, claim, handler)
     work = functools.partial(_arun, store, job, claim, handler)
@@ -372,7 +388,7 @@ async def _outliving(
     the lease decides when another may run.
     """
     loop = asyncio.get_running_loop()
-    context = contextvars.copy_context()
+    context: contextvars.Context | None = None
 
     async def alone() -> T:
         nonlocal context
@@ -383,9 +399,16 @@ async def _outliving(
 
     task = loop.create_task(alone())
     kept.add(task)
-    task.add_done_callback(kept.discard)
+    over: asyncio.Future[None] = loop.create_future()  # cancelled in the place of the task
+
+    def done(task: asyncio.Task[T]) -> None:
+        kept.discard(task)
+        if not over.done():
+            over.set_result(None)
+
+    task.add_done_callback(done)
     try:
-        await asyncio.wait((task,))
+        await over
     except asyncio.CancelledError:
         plan = job.plan
         longest = FINISH_SECONDS if plan.max_run is None else plan.max_run
@@ -393,7 +416,8 @@ async def _outliving(
         bound = loop.call_later(max(0.0, left), task.cancel)
         task.add_done_callback(functools.partial(_finished_alone, job, bound))
         raise
-    for name, value in context.items():  # what the handler has set is seen as if it ran here
+    # What the handler has set is seen as if it ran here.
+    for name, value in () if context is None else context.items():
         if name.get(None) is not value:
             name.set(value)
     return task.result()

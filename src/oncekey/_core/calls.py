@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from oncekey._core.codec import DONE
 from oncekey._core.drive import Flow, Op, arun, run
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import (
@@ -95,7 +96,7 @@ def _note_key(key: Key) -> Key:
 
 
 def _encoded(notes: list[Note]) -> bytes:
-    return b"j" + json.dumps({"calls": notes}, separators=(",", ":")).encode()
+    return DONE + json.dumps({"calls": notes}, separators=(",", ":")).encode()
 
 
 def _decoded(answer: bytes) -> list[Note]:

@@ -43,15 +43,28 @@ from oncekey.errors import (
     UnsupportedAnswerError,
 )
 
-__all__ = ["Codec", "decode_json", "encode_json", "omitted"]
+__all__ = [
+    "DONE",
+    "Codec",
+    "decode_json",
+    "encode_json",
+    "exact_end",
+    "is_plain",
+    "json_answer",
+    "omitted",
+]
 
 SEALED: Final = b"\xe1"
 """The first byte of an encrypted answer, which only ``oncekey.encryption`` can open."""
 REMOVED: Final = b"n"
 """What an encrypted store gives for an answer that is not there. It is never stored."""
 
+DONE: Final = b"j"
+"""The stored answer of work that is done and has none to give: null."""
+
 _SCALARS: Final = (str, int, float, bool, type(None))
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_read_json = json.JSONDecoder().raw_decode
 
 
 def encode_json(value: object) -> bytes:
@@ -75,15 +88,49 @@ def encode_json(value: object) -> bytes:
     return raw
 
 
+def json_answer(value: object, ends_at: float | None = None) -> bytes:
+    """JSON as a stored answer. With the exact time at which it ends, where that must be kept.
+
+    Raises:
+        UnsupportedAnswerError: As ``encode_json`` does.
+    """
+    tag = DONE if ends_at is None else b"e%b\n" % repr(float(ends_at)).encode()
+    return tag + encode_json(value)
+
+
+def exact_end(raw: bytes) -> float | None:
+    """The time at which a stored answer ends, where it says so itself."""
+    return float(raw[1 : raw.index(b"\n")]) if raw[:1] == b"e" else None
+
+
+def is_plain(raw: bytes) -> bool:
+    """Whether a stored answer is JSON and no more."""
+    return raw[:1] == DONE
+
+
 def decode_json(raw: bytes) -> Any:
     """The value of a stored answer as plain JSON, whatever type it had."""
     value = _parsed(raw)
     return plain(value) if raw[:1] == b"v" else value
 
 
+def _loaded(body: bytes) -> Any:
+    """``json.loads`` of what is written here, which needs no guess how it is encoded."""
+    text = body.decode("utf-8", "surrogatepass")
+    value, end = _read_json(text)
+    if end != len(text):
+        raise ValueError("there is more behind it")
+    return value
+
+
 def _parsed(raw: bytes) -> Any:
     """The JSON in a stored answer."""
     tag, body = raw[:1], raw[1:]
+    if tag == DONE and body:
+        try:
+            return _loaded(body)
+        except ValueError:
+            pass  # told below
     if tag == b"o":
         digest, _, why = body.decode(errors="replace").partition("\n")
         raise AnswerOmittedError(
@@ -165,9 +212,9 @@ class Codec:
             self.check()
         try:
             if is_json(value):
-                return b"j" + _bytes(value)
+                return DONE + _bytes(value)
             form = dump(value)
-            raw = (b"v" if _tagged(form) else b"j") + _bytes(form)
+            raw = (b"v" if _tagged(form) else DONE) + _bytes(form)
             unchanged = load(form, self._find) == value
         except UnsupportedAnswerError:
             raise

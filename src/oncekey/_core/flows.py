@@ -36,6 +36,7 @@ __all__ = [
     "renew",
     "repeatable",
     "retry_after",
+    "tell_claimed",
     "won",
 ]
 
@@ -334,14 +335,15 @@ def acquire(
                     held = yield from renew(claim)
                 if held:
                     claim.leased_at = sent
-                    _tell_acquired(claim, waited, monotonic() - begun)
-                    return claim
+                    answer: Claim | ClaimReply = claim
+                    break
                 sent = monotonic()
                 continue
+            answer = reply
             if reply.verdict is not Verdict.IN_FLIGHT:
                 break
             if held_here(key, store, reply):
-                reply = reply._replace(own=True)
+                answer = reply = reply._replace(own=True)
                 break
             now = monotonic()
             left = begun + plan.wait - now
@@ -359,34 +361,17 @@ def acquire(
         spent = monotonic() - begun
         if waited:
             emit(EventKind.WAITED, key, operation, duration=spent)
-        emit(
-            _KINDS[reply.verdict],
-            key,
-            operation,
-            duration=spent,
-            fence=reply.fence,
-            attempts=reply.attempts,
-        )
-    return reply
+        tell_claimed(key, operation, reply, spent)
+    return answer
 
 
-_KINDS = {
-    Verdict.REPLAY: EventKind.REPLAY,
-    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
-    Verdict.CONFLICT: EventKind.CONFLICT,
-    Verdict.EXPIRED: EventKind.EXPIRED,
-}
-
-
-def _tell_acquired(claim: Claim, waited: bool, spent: float) -> None:
-    if not listening():
-        return
-    if waited:
-        emit(EventKind.WAITED, claim.key, claim.operation, duration=spent)
-    kind = EventKind.TAKEOVER if claim.takeover else EventKind.FIRST
-    emit(
-        kind, claim.key, claim.operation, duration=spent, fence=claim.fence, attempts=claim.attempts
-    )
+def tell_claimed(key: Key, operation: str, reply: ClaimReply, spent: float = 0.0) -> None:
+    """Tell what a claim was answered: the one place that says which event that is."""
+    if reply.verdict is not Verdict.WON:
+        kind = EventKind(reply.verdict.value)  # they have the same names
+    else:
+        kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
+    emit(kind, key, operation, duration=spent, fence=reply.fence, attempts=reply.attempts)
 
 
 def renew(claim: Claim) -> Flow[bool]:

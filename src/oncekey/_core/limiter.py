@@ -6,10 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from math import ceil
+from typing import Any, NamedTuple
 
 from oncekey._core.forks import Forking, watch_forks
+from oncekey.errors import IdempotencyRateLimitedError
 
-__all__ = ["InsertLimiter"]
+__all__ = ["InsertLimiter", "KeyLimit"]
 
 _SLICES = 10
 _SCOPES_KEPT = 50_000
@@ -38,24 +40,21 @@ class InsertLimiter(Forking):
 
     def retry_after(self, scope: str) -> int | None:
         """``None`` if ``scope`` may make a key now, else the whole seconds until it may."""
+        now = self._clock()
         with self._lock:
             counts = self._counts.get(scope)
-            if counts is None:
-                return None
-            longest = self._longest(counts)
-        return None if longest <= 0 else min(3600, max(1, ceil(longest)))
+            return None if counts is None else self._wait(counts, now)
 
-    def _longest(self, counts: list[dict[int, int]]) -> float:
-        """How long until all windows have room; 0 if they have."""
+    def _wait(self, counts: list[dict[int, int]], now: float) -> int | None:
         longest = 0.0
         for slices, (events, seconds) in zip(counts, self._windows, strict=True):
-            # Slices that are over count until they are removed: a look is only needed then.
+            # Slices that are over count until they are removed: a closer look is only needed then.
             if sum(slices.values()) >= events:
-                longest = max(longest, self._wait(slices, events, seconds, self._clock()))
-        return longest
+                longest = max(longest, self._wait_in(slices, events, seconds, now))
+        return None if longest <= 0 else min(3600, max(1, ceil(longest)))
 
     @staticmethod
-    def _wait(slices: dict[int, int], events: int, seconds: int, now: float) -> float:
+    def _wait_in(slices: dict[int, int], events: int, seconds: int, now: float) -> float:
         width = seconds / _SLICES
         current = int(now / width)
         live = {s: n for s, n in slices.items() if s > current - _SLICES}
@@ -70,30 +69,73 @@ class InsertLimiter(Forking):
 
     def admit(self, scope: str, number: int = 1) -> int | None:
         """``retry_after``, and ``count`` if there is no need to wait."""
+        now = self._clock()
         with self._lock:
-            counts = self._counts.get(scope)
-            longest = 0.0 if counts is None else self._longest(counts)
-            if longest > 0:
-                return min(3600, max(1, ceil(longest)))
-            self._count(scope, counts, number)
-        return None
+            counts = self._of(scope)
+            wait = self._wait(counts, now)
+            if wait is None:
+                self._add(counts, now, number)
+        return wait
 
     def count(self, scope: str, number: int = 1) -> None:
         """Take note of a new key of ``scope``, or with -1 of one that was none after all."""
-        with self._lock:
-            self._count(scope, self._counts.get(scope), number)
-
-    def _count(self, scope: str, counts: list[dict[int, int]] | None, number: int) -> None:
         now = self._clock()
+        with self._lock:
+            self._add(self._of(scope), now, number)
+
+    def _of(self, scope: str) -> list[dict[int, int]]:
+        """The counts of a scope, which becomes the one that is forgotten last."""
+        counts = self._counts.get(scope)
         if counts is None:
             if len(self._counts) >= _SCOPES_KEPT:
                 self._counts.popitem(last=False)
             counts = self._counts[scope] = [{} for _ in self._windows]
         else:
             self._counts.move_to_end(scope)
+        return counts
+
+    def _add(self, counts: list[dict[int, int]], now: float, number: int) -> None:
         for slices, (_, seconds) in zip(counts, self._windows, strict=True):
             current = int(now / (seconds / _SLICES))
             if current not in slices:
                 for old in [s for s in slices if s <= current - _SLICES]:
                     del slices[old]
             slices[current] = slices.get(current, 0) + number
+
+
+class KeyLimit(NamedTuple):
+    """The limit that holds for one call, and whose keys it counts."""
+
+    limiter: InsertLimiter
+    payer: str
+
+    def is_reached(self) -> bool:
+        """Whether this caller may make no new key now. Known keys are never held up."""
+        return self.limiter.retry_after(self.payer) is not None
+
+    def refusal(self, operation: str) -> IdempotencyRateLimitedError:
+        """What a caller is told that may not make one."""
+        return IdempotencyRateLimitedError(operation, self.limiter.retry_after(self.payer) or 1)
+
+    def counting(self, handler: Callable[..., Any]) -> _Counting:
+        """Count a new key before it is claimed, and give that back if ``handler`` did not run."""
+        return _Counting(self, handler)
+
+
+class _Counting:
+    """A handler whose key was counted."""
+
+    def __init__(self, limit: KeyLimit, handler: Callable[..., Any]) -> None:
+        self._limit, self._handler, self._ran = limit, handler, False
+
+    def __enter__(self) -> Callable[..., Any]:
+        self._limit.limiter.count(self._limit.payer)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._ran = True
+        return self._handler(*args, **kwargs)
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._ran:
+            self._limit.limiter.count(self._limit.payer, -1)

@@ -87,7 +87,16 @@ SETTLEMENTS: Final[dict[tuple[State, Event], State]] = {
 # Looked up once: in 3.11 a member of an enum costs more to reach than the decision takes.
 _PENDING, _COMPLETED = State.PENDING, State.COMPLETED
 _RENEW, _RELEASE = Event.RENEW, Event.RELEASE
-_WON = Verdict.WON
+_WON, _REPLAY = Verdict.WON, Verdict.REPLAY
+_DONE, _TAKE, _EXTEND = Situation.DONE, Act.TAKE, Act.EXTEND
+# The same tables by number, which costs no hash.
+_DECISIONS: Final = (
+    ((_WON, _TAKE),) * 2,  # situations count from 1
+    *((CLAIMS[situation, False], CLAIMS[situation, True]) for situation in Situation),
+)
+_TARGETS: Final = tuple(
+    (None, *(SETTLEMENTS.get((state, event)) for event in Event)) for state in State
+)
 _new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every key
 
 
@@ -98,7 +107,7 @@ def situate(record: Record | None, owner: bytes, now: int, terms: Terms) -> Situ
     state = record.state
     if state is _COMPLETED:
         if now < record.expires_at + terms.skew_ms:
-            return Situation.DONE
+            return _DONE
         if terms.remember_ms and now < record.purge_at:
             return Situation.TOMBSTONE
         return Situation.GONE
@@ -123,19 +132,20 @@ def claim(
     now = now_us // 1000
     situation = situate(record, owner, now, terms)
     same = record.fingerprint == fingerprint or not record.fingerprint or not fingerprint
-    verdict, act = CLAIMS[situation, same]
+    verdict, act = _DECISIONS[situation][same]
     if situation is Situation.RELEASED and terms.sticky and not same:
         verdict, act = Verdict.CONFLICT, Act.NOTHING
-    if act is Act.TAKE:
+    if act is _TAKE:
         if situation is Situation.GONE:
             record = record._replace(expires_at=0)  # nothing of its window is inherited
         return _take(record, owner, fingerprint, terms, now_us)
-    if act is Act.EXTEND:
+    if act is _EXTEND:
         record = _extend(record, terms, now)
         return ClaimReply(verdict, record.fence, terms.lease_ms, record.attempts, None), record
-    answer = record.answer if verdict is Verdict.REPLAY else None
+    answer = record.answer if verdict is _REPLAY else None
     left = record.lease_until - now if record.state is _PENDING else 0
-    return ClaimReply(verdict, record.fence, max(left, 0), record.attempts, answer), None
+    fields = (verdict, record.fence, max(0, left), record.attempts, answer, False, False)
+    return _new(ClaimReply, fields), None
 
 
 def _take(
@@ -200,7 +210,7 @@ def settle(
     state, holder, held_fence, fingerprint, _, expires_at, _, attempts, _ = record
     if holder != owner or (fence is not None and held_fence != fence):
         return False, None
-    target = SETTLEMENTS.get((state, event))
+    target = _TARGETS[state][event]
     if target is None:
         return False, None
     if event is _RENEW:

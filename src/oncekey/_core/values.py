@@ -54,6 +54,7 @@ HINT: Final = (
     "and times, UUIDs, enums, or a Pydantic model or dataclass that the return annotation names"
 )
 _SCALARS: Final = frozenset((str, int, float, bool, type(None)))
+_TEXT: Final = frozenset((str,))
 Find = Callable[[str], Any]
 
 
@@ -78,8 +79,14 @@ def is_json(value: Any) -> bool:
     """Whether ``value`` is made of JSON values of the very types that JSON gives back."""
     kind = type(value)
     if kind is dict:
-        return all(type(key) is str for key in value) and all(map(is_json, value.values()))
-    return kind in _SCALARS or (kind is list and all(map(is_json, value)))
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        parts = value.values()
+    elif kind is list:
+        parts = value
+    else:
+        return kind in _SCALARS
+    return _SCALARS.issuperset(map(type, parts)) or all(map(is_json, parts))
 
 
 def dump(value: Any) -> Any:

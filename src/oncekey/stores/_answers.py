@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey._core.codec import decode_json, encode_json
+from oncekey._core.codec import decode_json, exact_end, json_answer
 from oncekey.errors import AnswerOmittedError
 from oncekey.models import CachedResponse, Key, Scope, State
 from oncekey.stores._holds import Holds
@@ -38,10 +38,12 @@ class Answers(Holds):
             response = decode_json(record.answer)
         except AnswerOmittedError:
             return None
-        ends = record.expires_at / 1000
-        if record.answer[:1] == b"e":
-            ends = float(record.answer[1 : record.answer.index(b"\n")])
-        return CachedResponse(record.fingerprint.decode(), response, ends)
+        ends = exact_end(record.answer)
+        return CachedResponse(
+            record.fingerprint.decode(),
+            response,
+            record.expires_at / 1000 if ends is None else ends,
+        )
 
     async def put(
         self,
@@ -61,12 +63,11 @@ class Answers(Holds):
         name = _named(scope_key, key, principal_id)
         if entry is None:
             raise TypeError("put needs an entry: pass a CachedResponse")
-        answer = encode_json(entry.response)
-        expires_at = round(entry.expires_at_epoch * 1000)
+        ends = entry.expires_at_epoch
+        expires_at = round(ends * 1000)
         # Records end at a millisecond. What else the entry's time says stands with its answer.
-        exact = expires_at / 1000 == entry.expires_at_epoch
-        tag = b"j" if exact else b"e%b\n" % repr(float(entry.expires_at_epoch)).encode()
-        await self.write(name, entry.payload_hash.encode(), tag + answer, expires_at)
+        answer = json_answer(entry.response, None if expires_at / 1000 == ends else ends)
+        await self.write(name, entry.payload_hash.encode(), answer, expires_at)
 
 
 def _named(scope_key: str | None, key: str | None, principal_id: str | None) -> Key:

@@ -26,6 +26,8 @@ GRACE_MS: Final = 60_000  # records outlive their time by this, so that clocks m
 # change it. Fence, expiry, purge time, attempts, state, lengths of owner and fingerprint; then
 # owner, fingerprint and answer.
 _HEAD = struct.Struct("<qqqIBBH?")
+_HEAD_BYTES: Final = _HEAD.size
+_unpack_head = _HEAD.unpack_from
 _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
@@ -58,11 +60,12 @@ def _unpack(slot: _Slot) -> Record:
         fence = transitions.mark_fence(expires_at)
         return Record(State.COMPLETED, b"", fence, b"", 0, expires_at, expires_at, 1, None)
     raw: bytes = slot  # type: ignore[assignment]
-    fence, expires_at, purge_at, attempts, state, owners, prints, answered = _HEAD.unpack_from(raw)
-    cut = _HEAD.size + owners
-    owner, fingerprint = raw[_HEAD.size : cut], raw[cut : cut + prints]
-    answer = raw[cut + prints :] if answered else None
-    fields = (_STATES[state], owner, fence, fingerprint, 0, expires_at, purge_at, attempts, answer)
+    fence, expires_at, purge_at, attempts, state, owners, prints, answered = _unpack_head(raw)
+    cut = _HEAD_BYTES + owners
+    end = cut + prints
+    answer = raw[end:] if answered else None
+    owner, mark = raw[_HEAD_BYTES:cut], raw[cut:end]
+    fields = (_STATES[state], owner, fence, mark, 0, expires_at, purge_at, attempts, answer)
     return tuple.__new__(Record, fields)
 
 
@@ -164,12 +167,11 @@ class Table(Forking):
             slot = slots.get(name)
             if slot is None:
                 return False
-            held, record = transitions.settle(
-                _unpack(slot), event, owner, fence, terms, now, answer
-            )
+            found = slot if type(slot) is Record else _unpack(slot)
+            held, record = transitions.settle(found, event, owner, fence, terms, now, answer)
             if record is not None:
                 slots[name] = record if event is _RENEW else _pack(record)
-        if held and event is not _RENEW:
+        if held and event is not _RENEW and self.waiters._waiting:
             self.waiters.wake(name)
         return held
 

@@ -191,6 +191,7 @@ class _Around:
         self.keyring = keyring
         self.tenant: str = getattr(store, "tenant", "")
         self.poll_seconds: float = store.poll_seconds
+        self.never_waits: bool = store.never_waits
         self._allow_plain = allow_plain
         self._seal = _Seal(keyring, self.tenant, allow_plain)
         self._claims = _Claims(store, store, self._seal)
@@ -267,10 +268,6 @@ class AsyncEncryptedStore(_Around, Answers):
         store: The store that keeps them. Closing this one closes that one.
         keyring: The keys.
     """
-
-    def __init__(self, store: AsyncStore, keyring: Ring, allow_plain: bool) -> None:
-        super().__init__(store, keyring, allow_plain)
-        self.never_waits = store.never_waits
 
     async def delete_expired(self, now_epoch: float | None = None) -> int:
         """Remove every record past its time, where the store can."""

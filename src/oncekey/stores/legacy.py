@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 from uuid import UUID
 
-from oncekey._core.codec import decode_json, encode_json
+from oncekey._core.codec import decode_json, is_plain, json_answer
 from oncekey._core.flows import new_owner
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend
 from oncekey.errors import BackendMismatchError, StoreError
@@ -106,7 +106,7 @@ def _claims_of(backend: Any, clock: Clock) -> MemoryStore:
 def _answer(entry: CachedResponse) -> bytes:
     """The stored bytes of an entry."""
     wrapped = entry.response.get(_WRAPPED)
-    return wrapped.encode() if isinstance(wrapped, str) else b"j" + encode_json(entry.response)
+    return wrapped.encode() if isinstance(wrapped, str) else json_answer(entry.response)
 
 
 class LegacyStore(AsyncStore, ClockInjectable):
@@ -138,7 +138,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
         return found
 
     async def _put(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
-        response = decode_json(answer) if answer[:1] == b"j" else None
+        response = decode_json(answer) if is_plain(answer) else None
         if not isinstance(response, dict):
             response = {_WRAPPED: answer.decode()}  # typed, omitted, or not an object
         entry = CachedResponse(fingerprint.decode(), response, expires_at / 1000)

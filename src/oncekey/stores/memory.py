@@ -19,7 +19,7 @@ from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._memory_table import Table
 
-__all__ = ["MemoryBackend", "MemoryStore"]
+__all__ = ["AsyncMemoryStore", "MemoryBackend", "MemoryStore"]
 
 DEFAULT_MAX_ENTRIES: Final = 10_000_000
 
@@ -48,7 +48,7 @@ def _table(name: str, max_entries: int) -> Table:
         return table
 
 
-class _Face(ClockInjectable):
+class _OnTable(ClockInjectable):
     """What the sync and the async store have in common: a table, and a clock to see it by."""
 
     poll_seconds = 1.0  # rarely needed: a settled key wakes its waiters
@@ -64,6 +64,7 @@ class _Face(ClockInjectable):
         self._table.users += 1
         self._closed = False
         self._clock = clock
+        self.never_waits = type(self) in (MemoryStore, AsyncMemoryStore)  # a subclass may wait
 
     def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock."""
@@ -71,17 +72,29 @@ class _Face(ClockInjectable):
         view._table = self._table
         view._closed = True  # not opened by it, so not closed by it
         view._clock = clock
+        view.never_waits = self.never_waits
         return view
 
+    def _written(self, fingerprint: bytes, answer: bytes, expires_at: int) -> tuple[Record, int]:
+        now = int(self._clock() * 1000)
+        fields = (fingerprint, 0, expires_at, expires_at, 1, answer)
+        return Record(State.COMPLETED, b"", now * 1000, *fields), now
 
-class MemoryStore(_Face, Store, Sweepable, Markable):
+    def _close(self) -> None:
+        """The last store of a name to close forgets its records."""
+        if not self._closed:
+            self._closed = True
+            self._table.close()
+
+
+class MemoryStore(_OnTable, Store, Sweepable, Markable):
     """The synchronous memory store.
 
     Promises: atomic within one process. Everything is lost when the process ends, and other
     processes see nothing of it.
 
     Args:
-        name: Stores of one name share their records, also with a ``MemoryBackend``. Empty: alone.
+        name: Stores of one name share their records, sync and async ones alike. Empty: alone.
         max_entries: With that many live records, new keys get a ``StoreFullError``.
         clock: Seconds since 1970; inject one in tests.
     """
@@ -116,8 +129,7 @@ class MemoryStore(_Face, Store, Sweepable, Markable):
 
     def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``Store``."""
-        now = self.now()
-        self._table.write(key, _written(fingerprint, answer, expires_at, now), now)
+        self._table.write(key, *self._written(fingerprint, answer, expires_at))
 
     def now(self) -> int:
         """See ``Store``."""
@@ -138,35 +150,23 @@ class MemoryStore(_Face, Store, Sweepable, Markable):
 
     def close(self) -> None:
         """Close; the last store of a name to close forgets its records."""
-        if not self._closed:
-            self._closed = True
-            self._table.close()
+        self._close()
 
 
 _NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
 
 
-def _written(fingerprint: bytes, answer: bytes, expires_at: int, now: int) -> Record:
-    fence = now * 1000
-    return Record(State.COMPLETED, b"", fence, fingerprint, 0, expires_at, expires_at, 1, answer)
-
-
-class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
+class AsyncMemoryStore(_OnTable, Answers, AsyncSweepable, Markable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
     Promises: atomic within one process, for any number of threads and event loops. Everything is
     lost when the process ends, and other processes see nothing of it.
 
     Args:
-        name: Stores of one name share their records, also with a ``MemoryStore``. Empty: alone.
+        name: Stores of one name share their records, sync and async ones alike. Empty: alone.
         max_entries: With that many live records, new keys get a ``StoreFullError``.
         clock: Seconds since 1970; inject one in tests.
     """
-
-    @property
-    def never_waits(self) -> bool:  # type: ignore[override]
-        """See ``AsyncStore``. A subclass may wait where this one does not."""
-        return type(self) is MemoryBackend
 
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
@@ -200,8 +200,7 @@ class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
 
     async def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
         """See ``AsyncStore``."""
-        now = int(self._clock() * 1000)
-        self._table.write(key, _written(fingerprint, answer, expires_at, now), now)
+        self._table.write(key, *self._written(fingerprint, answer, expires_at))
 
     async def now(self) -> int:
         """See ``AsyncStore``."""
@@ -227,13 +226,15 @@ class MemoryBackend(_Face, Answers, AsyncSweepable, Markable):
 
     async def aclose(self) -> None:
         """Close; the last store of a name to close forgets its records."""
-        if not self._closed:
-            self._closed = True
-            self._table.close()
+        self._close()
 
     async def _size(self) -> int:
         """How many records there are. For tests."""
         return self._table.count
+
+
+MemoryBackend = AsyncMemoryStore
+"""The name of ``AsyncMemoryStore`` in the ``adcp`` package and in earlier versions."""
 
 
 def open_sync(url: str, options: dict[str, Any]) -> MemoryStore:
@@ -241,6 +242,6 @@ def open_sync(url: str, options: dict[str, Any]) -> MemoryStore:
     return MemoryStore(url.partition("://")[2], **options)
 
 
-def open_async(url: str, options: dict[str, Any]) -> MemoryBackend:
+def open_async(url: str, options: dict[str, Any]) -> AsyncMemoryStore:
     """``memory://`` or ``memory://name``."""
-    return MemoryBackend(url.partition("://")[2], **options)
+    return AsyncMemoryStore(url.partition("://")[2], **options)
