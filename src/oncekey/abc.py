@@ -17,23 +17,27 @@ The obligations, for every method that changes a record:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from oncekey.errors import StoreError
 from oncekey.models import CachedResponse, ClaimReply, Key, Record, Scope, Terms
 
+if TYPE_CHECKING:
+    from oncekey._core.transact import AsyncTransaction, Transaction
+
 __all__ = [
-    "AsyncHand",
     "AsyncStore",
     "AsyncSweepable",
     "AsyncTransactional",
     "ClockInjectable",
-    "Hand",
     "IdempotencyBackend",
+    "Loan",
     "Markable",
     "Store",
     "Sweepable",
+    "TransactionRecords",
     "Transactional",
 ]
 
@@ -192,143 +196,156 @@ class AsyncSweepable(ABC):
         """Remove at most about ``limit`` records that are past their time. Gives how many."""
 
 
-class Transactional(ABC):
-    """A store whose records can change inside a caller's own transaction.
+class Loan:
+    """A connection that a store lends for one transaction.
 
-    A *hand* is one such transaction: on a connection that the caller passed, or on one that the
-    store took from its own. It is opened, claims the key, is completed or not, and is committed or
-    rolled back; in a transaction that was open before, all of that happens in a savepoint, and the
-    caller commits.
+    Whoever borrows makes it, and the store notes in it what it takes as it takes it: should an
+    interrupt come between, the borrower knows what to give back.
+
+    Attributes:
+        source: The connection, or a pool or engine that has one.
+        close: Takes ``source`` back; called again it does nothing. ``None``: nothing to take back.
+    """
+
+    source: Any = None
+    close: Callable[[Any], Any] | None = None
+
+
+class _Transactions(ABC):
+    """A store whose records can change inside a transaction of somebody else's.
+
+    The store says what to send there, in ``TransactionRecords``, and lends a connection where the
+    caller has none. Who begins and commits is ``transaction()``.
 
     Attributes:
         one_writer: Two transactions at once wait for each other, so that one can't be inside
             another.
+        timeout: Seconds that one step of a transaction may take, and getting a connection.
+            ``None``: as long as it takes.
     """
 
     one_writer: bool = False
+    timeout: Any = None
 
     @abstractmethod
-    def hand(self, on: Any) -> Hand:
-        """A hand on the caller's connection, session or pool; ``None``: the store's own.
+    def records(self) -> Any:
+        """The ``TransactionRecords`` for one transaction; awaited in an asynchronous store."""
+
+    @abstractmethod
+    def lend(self, loan: Loan) -> Any:
+        """Note a connection in ``loan``, for one transaction; awaited in an asynchronous store.
 
         Raises:
-            TransactionRefusedError: That can't be safe; says why.
+            TransactionRefusedError: The store has none to lend; says why.
         """
 
     @abstractmethod
-    def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
-        """What a claim would get if nothing had to be written for it, else ``None``."""
+    def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> Any:
+        """What a claim would get if nothing had to be written for it, else ``None``.
+
+        Awaited in an asynchronous store.
+        """
 
     @abstractmethod
     def settled_here(self, key: Key) -> None:
         """A transaction of this process has ended: wake who waits for ``key``."""
 
 
-class AsyncTransactional(ABC):
-    """The asynchronous form of ``Transactional``."""
+class Transactional(_Transactions):
+    """A synchronous store that can take part in transactions."""
 
-    one_writer: bool = False
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Any,
+    ) -> Transaction:
+        """Claim ``key``, write what you write, and record the answer: all in one commit.
 
-    @abstractmethod
-    def hand(self, on: Any) -> AsyncHand:
-        """A hand on the caller's connection, session or pool; ``None``: the store's own.
+        The block always runs: look at ``replayed`` first. An error in it rolls back everything.
+
+        Args:
+            key: The key.
+            payload: What must not change under one key. ``None``: nothing is compared.
+            on: Your connection or session, or a pool, engine or sessionmaker to take one from.
+                Default: the store's own. In a transaction that is open already the block joins
+                in by a savepoint: you commit, and a copy in flight is an error at once.
+            scope: A name that sets keys apart.
+            error_answer: Makes an answer of an error: it is stored, with the block's writes rolled
+                back, and replayed; the error still reaches you. ``None`` from it: store nothing.
+            returns: The answer's type, if it is or has a Pydantic model or a dataclass.
+            **options: Options of ``Policy``.
 
         Raises:
-            TransactionRefusedError: That can't be safe; says why.
+            IdempotencyError: Conflict, in flight past the wait, or expired.
+            TransactionRefusedError: That connection can't be safe; says why.
+            StoreError: The database failed. Where the outcome of a commit is unknown, retry with
+                the same key: it is replayed, or done.
         """
+        from oncekey._core.transact import Transaction, job_for
 
-    @abstractmethod
-    async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
-        """What a claim would get if nothing had to be written for it, else ``None``."""
-
-    @abstractmethod
-    def settled_here(self, key: Key) -> None:
-        """A transaction of this process has ended: wake who waits for ``key``."""
+        return Transaction(self, on, job_for(key, payload, scope, returns, options), error_answer)
 
 
-class Hand(ABC):
-    """One transaction that a claim, the caller's writes and the answer share.
+class AsyncTransactional(_Transactions):
+    """An asynchronous store that can take part in transactions."""
+
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Any = None,
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Any,
+    ) -> AsyncTransaction:
+        """Claim ``key``, write, and record the answer in one commit, with ``async with``.
+
+        Takes what the sync store's ``transaction`` takes, with asynchronous connections.
+        """
+        from oncekey._core.transact import AsyncTransaction, job_for
+
+        job = job_for(key, payload, scope, returns, options)
+        return AsyncTransaction(self, on, job, error_answer)
+
+
+class TransactionRecords(ABC):
+    """A store's records inside one transaction: what to send, and what the rows mean.
+
+    Its methods are generators, so that they are the same for sync and async connections: ``rows =
+    yield from on.execute(sql, args)`` runs a statement on the connection that they are given.
 
     Attributes:
-        target: What the caller writes on: a connection or a session.
-        joined: The transaction was open before, and is the caller's to commit.
+        flavour: Which databases it is for: ``postgresql`` or ``sqlite``.
     """
 
-    target: Any
-    joined: bool
+    flavour: str
 
     @abstractmethod
-    def open(self) -> None:
-        """Begin a transaction, or a savepoint in the one that is open."""
+    def claim(
+        self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[Any, Any, ClaimReply]:
+        """Claim in this transaction. What another transaction has in hand is in flight at once.
+
+        ``on.joined`` says that the transaction was open before.
+        """
 
     @abstractmethod
-    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
-        """Claim in this transaction. What another transaction has in hand is in flight at once."""
-
-    @abstractmethod
-    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+    def complete(
+        self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[Any, Any, bool]:
         """Record the answer in this transaction."""
 
     @abstractmethod
-    def flush(self) -> None:
-        """Send what the caller's session still holds back. Its errors are the caller's."""
-
-    @abstractmethod
-    def mark(self) -> None:
-        """Remember this point."""
-
-    @abstractmethod
-    def undo(self) -> None:
-        """Roll back to the remembered point."""
-
-    @abstractmethod
-    def commit(self) -> None:
-        """Commit, or end the savepoint."""
-
-    @abstractmethod
-    def rollback(self) -> None:
-        """Undo everything since ``open``, and give the connection back."""
-
-
-class AsyncHand(ABC):
-    """The asynchronous form of ``Hand``."""
-
-    target: Any
-    joined: bool
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Begin a transaction, or a savepoint in the one that is open."""
-
-    @abstractmethod
-    async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
-        """Claim in this transaction. What another transaction has in hand is in flight at once."""
-
-    @abstractmethod
-    async def complete(
-        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
-    ) -> bool:
-        """Record the answer in this transaction."""
-
-    @abstractmethod
-    async def flush(self) -> None:
-        """Send what the caller's session still holds back. Its errors are the caller's."""
-
-    @abstractmethod
-    async def mark(self) -> None:
-        """Remember this point."""
-
-    @abstractmethod
-    async def undo(self) -> None:
-        """Roll back to the remembered point."""
-
-    @abstractmethod
-    async def commit(self) -> None:
-        """Commit, or end the savepoint."""
-
-    @abstractmethod
-    async def rollback(self) -> None:
-        """Undo everything since ``open``, and give the connection back."""
+    def named(self, error: BaseException) -> StoreError:
+        """An error of the driver's with a name, a reason and a fix."""
 
 
 class Markable(ABC):

@@ -13,18 +13,26 @@ import pytest
 from tests.servers.redis import _plain_server, redis_server
 from tests.stores.interrupting import Interrupt, SoftLimit, every_point
 
-from oncekey import MemoryStore, Once, SQLiteStore, StoreUnavailableError, current_claim, guard
-from oncekey._core import call, drive, flows, heartbeat, transact
+from oncekey import (
+    MemoryStore,
+    Once,
+    SQLiteStore,
+    StoreUnavailableError,
+    current_claim,
+    drivers,
+    guard,
+)
+from oncekey._core import call, drive, flows, heartbeat, transact, transaction_flow
 from oncekey._core.flows import new_owner
 from oncekey.abc import Store
+from oncekey.drivers import sqlite as sqlite_driver
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores import (
     _batching,
-    _hands,
-    _links,
     _memory_table,
     _sqlite_book,
     _sqlite_db,
+    _sqlite_lending,
     _waiters,
     sqlite,
 )
@@ -39,7 +47,7 @@ TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 WAIT = 60  # seconds after which a hang is one; nothing waits for it
 SHARED = (_batching, call, drive, flows, heartbeat, _waiters)
 FILE = (*SHARED, guard, sqlite, _sqlite_db)
-OWN = (transact, drive, _hands, _links, _sqlite_book)
+OWN = (transact, transaction_flow, drive, drivers, sqlite_driver, _sqlite_book, _sqlite_lending)
 
 
 def aside(work: Callable[[], Any]) -> Any:
@@ -180,7 +188,7 @@ def test_a_transaction_may_be_interrupted_anywhere(
             done = mine.execute("SELECT count(*) FROM effects WHERE name = ?", (name,)).fetchone()
             record = store.read(Key(Scope("once", "x"), name))
             assert done == (0 if record is None else 1,), interrupt.where
-            assert not transact._open_keys.get(), interrupt.where
+            assert not transaction_flow.open_keys.get(), interrupt.where
             aside(lambda name=name, work=work: work(name))
             usable(store, clock, name, interrupt.where)
     effects = mine.execute("SELECT count(*), count(DISTINCT name) FROM effects").fetchone()

@@ -28,9 +28,9 @@ from tests.servers.wire import Wire
 
 from oncekey import AsyncOnce, Once, aconnect, connect
 from oncekey._core.flows import new_owner
+from oncekey.drivers.psycopg import PsycopgConnection
 from oncekey.errors import StoreConfigError, StoreTimeoutError
 from oncekey.models import Verdict
-from oncekey.stores._links import PsycopgLink
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 SHORT = 0.4  # seconds: the deadline of a call in these tests
@@ -482,15 +482,15 @@ def test_a_lost_commit_is_unknown(wire: Wire) -> None:
     with PostgresStore(wire.url, timeout=HANG) as store:
         with store.transaction("warm"):
             pass
-        commit = PsycopgLink.commit
+        commit = PsycopgConnection.commit
 
-        def late(link: PsycopgLink) -> None:
+        def late(connection: PsycopgConnection) -> Any:
             wire.hold()
-            commit(link)
+            return commit(connection)
 
         def work() -> None:
             with (
-                mock.patch.object(PsycopgLink, "commit", late),
+                mock.patch.object(PsycopgConnection, "commit", late),
                 store.transaction("k") as tx,
             ):
                 tx.answer = 1

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from tests.transactions.conftest import close_store, make_store
@@ -29,36 +29,44 @@ Strike = Callable[[str], None]
 
 def follow(store: Any, strike: Strike) -> None:
     """Have ``strike`` called after each step of the store's transactions."""
-    make = store.hand
+    make = store.records
 
-    def hand(on: Any) -> Any:
-        made = make(on)
-        for name, step in zip(("open", "claim", "complete", "commit"), _AFTER, strict=True):
-            setattr(made, name, _followed(getattr(made, name), step, strike))
-        return made
+    def records() -> Any:
+        made = make()
+        return _later(made, strike) if inspect.isawaitable(made) else _Followed(made, strike)
 
-    store.hand = hand
+    store.records = records
 
 
-_AFTER = ("opened", "claimed", "completed", "committed")
+async def _later(made: Any, strike: Strike) -> _Followed:
+    return _Followed(await made, strike)
 
 
-def _followed(method: Callable[..., Any], step: str, strike: Strike) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(method):
+class _Followed:
+    """The records of one transaction, and the steps of it that are seen from there."""
 
-        async def asynchronous(*args: Any) -> Any:
-            value = await method(*args)
-            strike(step)
+    def __init__(self, records: Any, strike: Strike) -> None:
+        self._records = records
+        self._strike = strike
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    def claim(self, on: Any, *args: Any) -> Generator[Any, Any, Any]:
+        self._strike("opened")
+        on.commit = self._after(on.commit, "committed")
+        return (yield from self._after(self._records.claim, "claimed")(on, *args))
+
+    def complete(self, on: Any, *args: Any) -> Generator[Any, Any, Any]:
+        return (yield from self._after(self._records.complete, "completed")(on, *args))
+
+    def _after(self, method: Callable[..., Any], step: str) -> Callable[..., Any]:
+        def followed(*args: Any) -> Generator[Any, Any, Any]:
+            value = yield from method(*args)
+            self._strike(step)
             return value
 
-        return asynchronous
-
-    def synchronous(*args: Any) -> Any:
-        value = method(*args)
-        strike(step)
-        return value
-
-    return synchronous
+        return followed
 
 
 async def pay(

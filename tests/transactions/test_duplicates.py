@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import sqlite3
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import sqlalchemy as sa
 from tests.scale import scaled
 from tests.transactions.conftest import Witness, close_store, make_store
 from tests.transactions.routes import POOL, ROUTES, Caller, Place, Route, block, done
+
+from oncekey import SQLiteBackend, SQLiteStore
 
 COPIES, KEYS = 64, scaled(20)
 
@@ -229,3 +233,48 @@ async def test_waiting_copies_stand_still(
     assert 1 <= looks["waits"] < 40
     assert witness.effects(route.flavour, name) == 1
     await close_store(store)
+
+
+@pytest.mark.parametrize("world", ["sync", "async"])
+async def test_transactions_of_one_file_take_turns(world: str, tmp_path: Path) -> None:
+    """Sixteen callers with keys of their own get in one after the other, in the order of asking."""
+    path, order = str(tmp_path / "turns.db"), []
+    SQLiteStore(path).close()
+
+    def write(name: int) -> None:
+        with store.transaction(str(name)) as tx:
+            order.append(name)
+            tx.connection.execute("CREATE TABLE IF NOT EXISTS effects (name)")
+            tx.connection.execute("INSERT INTO effects VALUES (?)", (name,))
+            tx.connection.row_factory = sqlite3.Row  # which is gone for the next
+
+    async def awrite(name: int) -> None:
+        async with store.transaction(str(name)) as tx:
+            order.append(name)
+            await tx.connection.execute("CREATE TABLE IF NOT EXISTS effects (name)")
+            await tx.connection.execute("INSERT INTO effects VALUES (?)", (name,))
+            tx.connection.row_factory = sqlite3.Row
+
+    store: Any
+    if world == "async":
+        async with SQLiteBackend(path) as store:
+            tasks = [asyncio.ensure_future(awrite(name)) for name in range(16)]
+            tasks[7].cancel()
+            await asyncio.wait(tasks)
+            assert [task.cancelled() for task in tasks] == [name == 7 for name in range(16)]
+            assert store._database.lent_async is None  # nor its thread
+        assert order == [name for name in range(16) if name != 7]
+    else:
+        with SQLiteStore(path) as store:
+            threads = [threading.Thread(target=write, args=(name,)) for name in range(16)]
+            with store.transaction("first"):
+                for number, thread in enumerate(threads, 2):
+                    thread.start()
+                    while len(store._database.line) < number:
+                        time.sleep(0.001)
+            for thread in threads:
+                thread.join()
+        assert order == list(range(16))
+    raw = sqlite3.connect(path)
+    assert raw.execute("SELECT count(*) FROM effects").fetchone() == (len(order),)
+    raw.close()

@@ -21,6 +21,7 @@ __all__ = [
     "Deadline",
     "Late",
     "alimited",
+    "call_in_time",
     "check_timeout",
     "end",
     "engine_connection",
@@ -122,6 +123,21 @@ def limited(connection: Any, deadline: Deadline | None) -> Iterator[None]:
     connection.wait = lambda work, *args, **options: wait(_until(work, deadline), *args, **options)
     try:
         yield
+    except Late:
+        end(connection)
+        raise
+    finally:
+        del connection.wait
+
+
+def call_in_time(connection: Any, deadline: Deadline, call: Callable[..., Any], *args: Any) -> Any:
+    """Make one call, in which no statement of psycopg may go past the deadline. See ``limited``."""
+    if not type(connection).__module__.startswith("psycopg"):
+        return call(*args)
+    wait = connection.wait
+    connection.wait = lambda work, *rest, **options: wait(_until(work, deadline), *rest, **options)
+    try:
+        return call(*args)
     except Late:
         end(connection)
         raise

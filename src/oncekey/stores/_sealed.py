@@ -9,27 +9,26 @@ import functools
 import hashlib
 import hmac
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final, Protocol
 
 from oncekey._core.codec import REMOVED
 from oncekey.abc import (
-    AsyncHand,
     AsyncStore,
     AsyncSweepable,
     AsyncTransactional,
     Clock,
     ClockInjectable,
-    Hand,
+    Loan,
     Markable,
     Store,
     Sweepable,
     Transactional,
+    TransactionRecords,
 )
 from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.models import ClaimReply, Key, Record, Scope, Terms, Verdict
 from oncekey.stores._answers import Answers
-from oncekey.stores._hands import AsyncTransactions, Transactions
 
 __all__ = ["VERSION", "AsyncEncryptedStore", "EncryptedStore", "sealed_store"]
 
@@ -145,10 +144,9 @@ async def _later(convert: Callable[[Key, Any], Any], key: Key, found: Awaitable[
 
 
 class _Claims:
-    """Claims and completions on a store or a transaction's hand, with sealed answers."""
+    """Claims and completions on a store, with sealed answers."""
 
-    def __init__(self, target: Any, store: Any, seal: _Seal) -> None:
-        self._target = target
+    def __init__(self, store: Any, seal: _Seal) -> None:
         self._store = store
         self._seal = seal
         self._won = _Fingerprints()
@@ -160,7 +158,7 @@ class _Claims:
                 return reply
             return self._seal.reply(fingerprint, key, reply)
 
-        return _then(replied, key, self._target.claim(key, owner, fingerprint, terms))
+        return _then(replied, key, self._store.claim(key, owner, fingerprint, terms))
 
     def complete(
         self,
@@ -194,7 +192,7 @@ class _Around:
         self.never_waits: bool = store.never_waits
         self._allow_plain = allow_plain
         self._seal = _Seal(keyring, self.tenant, allow_plain)
-        self._claims = _Claims(store, store, self._seal)
+        self._claims = _Claims(store, self._seal)
 
     def __repr__(self) -> str:
         return f"encrypted({self.store!r}, {self.keyring!r})"
@@ -231,21 +229,28 @@ class _Around:
         return self.store.clear()
 
 
-class _SealedHand:
-    """A transaction's hand, with its answers sealed and opened. All else is the hand's own."""
+class _SealedRecords:
+    """A transaction's records, with their answers sealed and opened."""
 
-    def __init__(self, hand: Hand | AsyncHand, store: Any, seal: _Seal) -> None:
-        self._hand = hand
-        self._claims = _Claims(hand, store, seal)
+    def __init__(self, records: TransactionRecords, seal: _Seal) -> None:
+        self._records = records
+        self._seal = seal
+        self._fingerprint = b""
+        self.flavour = records.flavour
+        self.named = records.named
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._hand, name)
+    def claim(
+        self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[Any, Any, ClaimReply | None]:
+        self._fingerprint = fingerprint
+        reply = yield from self._records.claim(on, key, owner, fingerprint, terms)
+        return self._seal.reply(fingerprint, key, reply)
 
-    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Any:
-        return self._claims.claim(key, owner, fingerprint, terms)
-
-    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> Any:
-        return self._claims.complete(self._hand.complete, key, owner, fence, answer, terms)
+    def complete(
+        self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[Any, Any, bool]:
+        sealed = self._seal.sealed(key, self._fingerprint, answer)
+        return (yield from self._records.complete(on, key, owner, fence, sealed, terms))
 
 
 class EncryptedStore(_Around, Store):
@@ -311,9 +316,19 @@ class _Transacts(_Around):
     def __init__(self, store: Any, keyring: Ring, allow_plain: bool) -> None:
         super().__init__(store, keyring, allow_plain)
         self.one_writer: bool = store.one_writer
+        self.timeout: float | None = store.timeout
 
-    def hand(self, on: Any) -> Any:
-        return _SealedHand(self.store.hand(on), self.store, self._seal)
+    def records(self) -> Any:
+        found = self.store.records()
+        if not inspect.isawaitable(found):
+            return _SealedRecords(found, self._seal)
+        return self._later_records(found)
+
+    async def _later_records(self, found: Awaitable[TransactionRecords]) -> _SealedRecords:
+        return _SealedRecords(await found, self._seal)
+
+    def lend(self, loan: Loan) -> Any:
+        return self.store.lend(loan)
 
     def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> Any:
         opened = functools.partial(self._seal.reply, fingerprint)
@@ -323,11 +338,11 @@ class _Transacts(_Around):
         self.store.settled_here(key)
 
 
-class _Transacting(_Transacts, Transactions):
+class _Transacting(_Transacts, Transactional):
     pass
 
 
-class _AsyncTransacting(_Transacts, AsyncTransactions):
+class _AsyncTransacting(_Transacts, AsyncTransactional):
     pass
 
 

@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from oncekey._core import transitions
 from oncekey._core.transitions import Event
-from oncekey.abc import Clock
+from oncekey.abc import Clock, TransactionRecords
 from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Terms
 from oncekey.stores._sqlite_db import SQL, Database
 
-__all__ = ["SQLiteBook"]
+__all__ = ["SQLiteTransactionRecords"]
 
 _INSERT: Final = SQL["insert"] + " RETURNING 1"
 
 
-class SQLiteBook:
-    """See ``Transactional``. A file has one writer at a time, so that nothing can come between."""
+class SQLiteTransactionRecords(TransactionRecords):
+    """A file has one writer at a time, so that nothing can come between."""
 
     flavour = "sqlite"
 
@@ -29,41 +29,46 @@ class SQLiteBook:
         self._clock = clock
 
     def claim(
-        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
-        rows = yield "PRAGMA database_list", []
+        self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[Any, Any, ClaimReply]:
+        database = self._database
+        if on.target is not database.lent and on.target is not database.lent_async:
+            yield from self._check_file(on)
+        # The insert comes first: it takes the file's lock before anything is read, so that the
+        # decision can't be made on what another writer is about to change.
+        now_us = int(self._clock() * 1_000_000)
+        reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+        values = [key.digest, key.scope.label, *record]  # type: ignore[misc]
+        if (yield from on.execute(_INSERT, values)):
+            return reply
+        rows = yield from on.execute(SQL["read"], [key.digest])
+        now_us = int(self._clock() * 1_000_000)
+        found = Database.record(tuple(rows[0]))
+        reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
+        if record is not None:
+            yield from on.execute(SQL["update"], [*record, key.digest])
+        return reply
+
+    def _check_file(self, on: Any) -> Generator[Any, Any, None]:
+        rows = yield from on.execute("PRAGMA database_list", [])
         files = [row[2] for row in rows if row[1] == "main"]
         if not files or not files[0] or not os.path.samefile(files[0], self._database.path):
             raise TransactionRefusedError(
                 f"this connection is not to {self._database.path}, where the store is: only what "
                 "lies in one file commits together"
             )
-        # The insert comes first: it takes the file's lock before anything is read, so that the
-        # decision can't be made on what another writer is about to change.
-        now_us = int(self._clock() * 1_000_000)
-        reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-        values = [key.digest, key.scope.label, *record]  # type: ignore[misc]
-        if (yield _INSERT, values):
-            return reply
-        rows = yield SQL["read"], [key.digest]
-        now_us = int(self._clock() * 1_000_000)
-        found = Database.record(tuple(rows[0]))
-        reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
-        if record is not None:
-            yield SQL["update"], [*record, key.digest]
-        return reply
 
     def complete(
-        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
-        rows = yield SQL["read"], [key.digest]
+        self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[Any, Any, bool]:
+        rows = yield from on.execute(SQL["read"], [key.digest])
         if not rows:
             return False
         found = Database.record(tuple(rows[0]))
         now = int(self._clock() * 1000)
         held, record = transitions.settle(found, Event.COMPLETE, owner, fence, terms, now, answer)
         if record is not None:
-            yield SQL["update"], [*record, key.digest]
+            yield from on.execute(SQL["update"], [*record, key.digest])
         return held
 
     def named(self, error: BaseException) -> StoreError:

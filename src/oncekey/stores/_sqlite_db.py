@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from oncekey._core import transitions
@@ -27,7 +27,8 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
-from oncekey.stores._sqlite_file import check_row, create_private, is_busy, named, undo
+from oncekey.stores._sqlite_file import check_row, create_private, is_busy, named, patiently, undo
+from oncekey.stores._sqlite_lending import Line, OwnConnection
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sql import load_migrations, load_statements
 
@@ -82,6 +83,7 @@ class Database(Forking):
         self.clocks: list[Clock] = [clock]
         self._sweep_from = b""
         self._writes = 0
+        self._inherited: list[Any] = []
         self._reset()
         self.closed = False
         self.writer()  # open now, so that a bad path or file fails here and not at the first call
@@ -93,6 +95,9 @@ class Database(Forking):
         self.write_lock = threading.RLock()
         self.read_lock = threading.Lock()
         self.waiters = Waiters()
+        self.line = Line()
+        self.lent: OwnConnection | None = None  # for transactions; whoever is first in the line
+        self.lent_async: Any = None
 
     def before_fork(self) -> None:
         """Let what is under way finish, then close: no child may inherit an open database."""
@@ -107,19 +112,21 @@ class Database(Forking):
 
     def after_fork_in_child(self) -> None:
         """Open anew at the next call, with locks of our own."""
+        self._inherited += [self.lent, self.lent_async]  # in use by a thread of the parent's
         self._reset()
 
     # Connections
 
-    def _open(self) -> sqlite3.Connection:
+    def open(self, kind: type[sqlite3.Connection] = sqlite3.Connection) -> Any:
+        """A new connection."""
         if self.closed:
             raise StoreClosedError(f"the store on {self.path} is closed: connect again")
-        # SQLite waits in small slices, and we between them: it would not look for interrupts.
         connection = sqlite3.connect(
             self.path,
             timeout=min(SLICE, self.busy_timeout),
             isolation_level=None,
             check_same_thread=False,
+            factory=kind,
         )
         try:
             connection.execute("PRAGMA synchronous=" + self.durability.upper())
@@ -144,15 +151,15 @@ class Database(Forking):
         connection = self._reader
         if connection is None or self.closed:
             self.writer()
-            connection = self._reader = self._open()
+            connection = self._reader = self.open()
         return connection
 
     def _prepare(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = None
         try:
             create_private(self.path)
-            opened = connection = self._open()
-            self._patiently(lambda: self._set_up(opened), time.monotonic())
+            opened = connection = self.open()
+            patiently(lambda: self._set_up(opened), time.monotonic() + self.busy_timeout)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -220,20 +227,10 @@ class Database(Forking):
             )
         return int(connection.execute(SQL["version"]).fetchone()[0])
 
-    def _patiently(self, action: Callable[[], Any], begun: float) -> Any:
-        """Do ``action``, again and again while another process holds the file."""
-        while True:
-            try:
-                return action()
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or time.monotonic() >= begun + self.busy_timeout:
-                    raise
-                time.sleep(0.001)
-
     def begin(self, connection: sqlite3.Connection, begun: float | None = None) -> None:
         """Begin to write, within ``busy_timeout`` of when the call came."""
         begun = time.monotonic() if begun is None else begun
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"), begun)
+        patiently(lambda: connection.execute("BEGIN IMMEDIATE"), begun + self.busy_timeout)
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):
@@ -250,6 +247,12 @@ class Database(Forking):
             if connection is not None:
                 connection.close()
         self._writer = self._reader = None
+        lent, self.lent = self.lent, None
+        if lent is not None:
+            if len(self.line) and not self.closed:
+                self.lent = lent  # a transaction is under way on it
+            else:
+                lent.close()
 
     def named(self, error: sqlite3.Error) -> StoreError:
         """The error with a name, a reason and a fix."""
@@ -321,7 +324,7 @@ class Database(Forking):
             except sqlite3.OperationalError as error:
                 if not is_busy(error):
                     raise
-                row = self._patiently(lambda: self._read(digest), time.monotonic())
+                row = patiently(lambda: self._read(digest), time.monotonic() + self.busy_timeout)
         except sqlite3.Error as error:
             raise self.named(error) from error
         return None if row is None else self.record(row)

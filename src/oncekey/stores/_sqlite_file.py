@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from oncekey.errors import (
     StoreClosedError,
@@ -18,12 +20,37 @@ from oncekey.errors import (
 )
 from oncekey.models import State
 
-__all__ = ["check_row", "create_private", "is_busy", "named", "undo"]
+__all__ = ["busy", "check_row", "create_private", "is_busy", "named", "patiently", "undo"]
+
+T = TypeVar("T")
 
 
 def is_busy(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", -1) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def busy(path: str, busy_timeout: float) -> StoreTimeoutError:
+    """The error for a file that others had for all of the time that there was."""
+    return StoreTimeoutError(
+        f"{path} was locked by another process or transaction for {busy_timeout:g} s, and nothing "
+        "was changed: look for a transaction that is held open, or raise busy_timeout",
+        outcome_known=True,
+    )
+
+
+def patiently(action: Callable[[], T], until: float) -> T:
+    """Do ``action``, again and again while another process holds the file.
+
+    SQLite itself waits in small slices, and we between them: it would not look for interrupts.
+    """
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= until:
+                raise
+            time.sleep(0.001)
 
 
 def create_private(path: str) -> None:
@@ -44,11 +71,7 @@ def named(error: sqlite3.Error, path: str, busy_timeout: float, closed: bool) ->
     """The error with a name, a reason and a fix. Decided by code, never by text."""
     code = getattr(error, "sqlite_errorcode", -1) & 0xFF
     if is_busy(error):
-        return StoreTimeoutError(
-            f"{path} was locked by another process for {busy_timeout:g} s, and nothing "
-            "was changed: look for a transaction that is held open, or raise busy_timeout",
-            outcome_known=True,
-        )
+        return busy(path, busy_timeout)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreReadOnlyError(
             f"{path} can't be written: give this user write permission to the file and its "

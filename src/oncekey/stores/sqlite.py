@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import sys
@@ -12,17 +11,24 @@ from urllib.parse import parse_qsl
 
 from oncekey._core import transitions
 from oncekey._core.transitions import Event
-from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Store, Sweepable
-from oncekey.errors import StoreConfigError, StoreError, TransactionRefusedError
+from oncekey.abc import (
+    AsyncSweepable,
+    AsyncTransactional,
+    Clock,
+    ClockInjectable,
+    Loan,
+    Store,
+    Sweepable,
+    Transactional,
+)
+from oncekey.errors import StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
-from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import ThreadBatch
-from oncekey.stores._hands import AsyncSqlHand, AsyncTransactions, SqlHand, Transactions
-from oncekey.stores._links import Link, SQLiteLink, sync_link
-from oncekey.stores._sqlite_book import SQLiteBook
+from oncekey.stores._sqlite_book import SQLiteTransactionRecords
 from oncekey.stores._sqlite_commit import TickCommit, WriterCommit
 from oncekey.stores._sqlite_db import Database
+from oncekey.stores._sqlite_lending import close_async, lend, lend_async
 
 __all__ = ["SQLiteBackend", "SQLiteStore"]
 
@@ -69,12 +75,8 @@ class _Face(ClockInjectable):
         now_us = int(self._clock() * 1_000_000)
         return self._database.peek(key, b"", fingerprint, terms, now_us)
 
-    def _own_connection(self) -> sqlite3.Connection:
-        """A connection for a transaction of its own; it is closed after it."""
-        return self._database._open()
 
-
-class SQLiteStore(_Face, Transactions, Store, Sweepable):
+class SQLiteStore(_Face, Transactional, Store, Sweepable):
     """The synchronous SQLite store.
 
     Promises: atomic for all threads and processes that open the file on one machine. With
@@ -211,20 +213,13 @@ class SQLiteStore(_Face, Transactions, Store, Sweepable):
         except StoreError:
             pass  # the call itself succeeded; a later step finds what this one left
 
-    def hand(self, on: Any) -> SqlHand:
+    def records(self) -> SQLiteTransactionRecords:
         """See ``Transactional``."""
+        return SQLiteTransactionRecords(self._database, self._clock)
 
-        def take() -> Link:
-            if on is not None:
-                return sync_link(on)
-            connection = self._own_connection()
-            try:
-                return SQLiteLink(connection, sqlite3.Connection.close, self._database.begin)
-            except BaseException:  # interrupted
-                connection.close()
-                raise
-
-        return SqlHand(take, lambda: SQLiteBook(self._database, self._clock))
+    def lend(self, loan: Loan) -> None:
+        """See ``Transactional``."""
+        lend(self._database, loan)
 
     def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """See ``Transactional``."""
@@ -255,7 +250,7 @@ def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
-class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
+class SQLiteBackend(_Face, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
     Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are
@@ -368,41 +363,13 @@ class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
         swept = self._commit.submit(self._database.sweep_some, ())
         swept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def hand(self, on: Any) -> AsyncSqlHand:
+    async def records(self) -> SQLiteTransactionRecords:
+        """See ``AsyncTransactional``."""
+        return SQLiteTransactionRecords(self._database, self._clock)
+
+    async def lend(self, loan: Loan) -> None:
         """See ``AsyncTransactional``. Connections of the store's own need aiosqlite."""
-
-        async def take() -> AsyncLink:
-            return await (async_link(on) if on is not None else self._own_link())
-
-        async def book() -> SQLiteBook:
-            return SQLiteBook(self._database, self._clock)
-
-        return AsyncSqlHand(take, book)
-
-    async def _own_link(self) -> AsyncLink:
-        try:
-            import aiosqlite
-        except ImportError:
-            raise TransactionRefusedError(
-                "an asynchronous SQLite transaction needs aiosqlite, or a connection of yours: "
-                "run pip install 'oncekey[sqlite]', or pass on="
-            ) from None
-        database = self._database
-
-        async def opened() -> Any:
-            connection = await aiosqlite.connect(
-                database.path, timeout=database.busy_timeout, isolation_level=None
-            )
-            await connection.execute(f"PRAGMA synchronous={database.durability.upper()}")
-            return connection
-
-        opening = asyncio.ensure_future(opened())
-        try:
-            connection = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            await (await opening).close()  # its thread would outlive us
-            raise
-        return await async_link(connection, type(connection).close)
+        await lend_async(self._database, loan)
 
     async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """See ``AsyncTransactional``."""
@@ -431,6 +398,7 @@ class SQLiteBackend(_Face, AsyncTransactions, Answers, AsyncSweepable):
     async def aclose(self) -> None:
         """Finish what is queued, then close the connections that this store opened."""
         await self._commit.aclose()
+        await close_async(self._database)
         self._database.close()
 
 

@@ -322,5 +322,6 @@ def complete_arguments(
     tenant: str, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
 ) -> list[Any]:
     """What the statement ``complete`` takes for one key."""
-    columns, rest = _complete(tenant, [Job("complete", (key, owner, fence, answer, terms))], terms)
-    return [tenant, key.digest, _label(key.scope), *(column[0] for column in columns), *rest]
+    digest = key.digest
+    asked = [digest, _label(key.scope), owner, fence, lock_number(tenant, digest), answer]
+    return [tenant, *asked, terms.ttl_ms, terms.skew_ms + terms.remember_ms, terms.sticky]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from oncekey._core.forks import Forking, watch_forks
+from oncekey.drivers import is_drivers
 from oncekey.drivers._deadlines import (
     Attempts,
     Deadline,
@@ -29,7 +30,6 @@ from oncekey.errors import (
     StoreError,
     StoreReadOnlyError,
 )
-from oncekey.stores._links import is_drivers
 from oncekey.stores.postgres.errors import bad_address, named, unreadable
 
 __all__ = ["Source", "sync_source"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
+from oncekey.drivers import aborted_refused, autocommit_refused
 from oncekey.errors import (
     StoreConfigError,
     StoreError,
@@ -13,7 +14,6 @@ from oncekey.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from oncekey.stores._links import aborted_refused, autocommit_refused
 from oncekey.stores.postgres.calls import Contention
 
 __all__ = ["bad_address", "bad_certificate", "named", "unreadable"]

@@ -10,23 +10,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from oncekey._core.drive import adrive as core_adrive
+from oncekey._core.drive import drive as core_drive
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.abc import AsyncSweepable, Store, Sweepable
+from oncekey.abc import AsyncSweepable, AsyncTransactional, Loan, Store, Sweepable, Transactional
+from oncekey.drivers import driver_error, in_one_transaction
 from oncekey.drivers._deadlines import Deadline
 from oncekey.errors import OncekeyError, StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._answers import Answers
-from oncekey.stores._async_links import AsyncLink, async_link
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
-from oncekey.stores._hands import (
-    AsyncSqlHand,
-    AsyncTransactions,
-    SqlHand,
-    Transactions,
-    driver_error,
-)
-from oncekey.stores._links import Link, sync_link
-from oncekey.stores._pg_book import PgBook
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.postgres.async_connections import async_source
 from oncekey.stores.postgres.calls import is_fence, run_jobs
@@ -51,11 +44,12 @@ from oncekey.stores.postgres.face import (
 from oncekey.stores.postgres.listening import AsyncListener, Listener
 from oncekey.stores.postgres.schema import check, migrate
 from oncekey.stores.postgres.statements import SQL, Statements
+from oncekey.stores.postgres.transactions import PgTransactionRecords
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 
 
-class PostgresStore(Face, Transactions, Store, Sweepable, Forking):
+class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -150,15 +144,14 @@ class PostgresStore(Face, Transactions, Store, Sweepable, Forking):
             partitions: Make ``oncekey_records`` with so many hash partitions.
             row_security: Let each role see only rows whose tenant is its name.
         """
-        link = self._own_link()  # all of it on one connection, whatever the pool
+        loan = Loan()  # all of it on one connection, whatever the pool
         try:
-            link.begin()
+            self.lend(loan)
             steps = migrate(step, partitions, row_security)
-            done = drive(steps, link.execute)
-            link.commit()
-        except BaseException as error:
-            link.rollback()
-            if not isinstance(error, Exception) or isinstance(error, OncekeyError):
+            flow = in_one_transaction(loan, self.timeout, False, steps)
+            done = core_drive(flow, lambda call: call[0](*call[1:]))
+        except Exception as error:
+            if isinstance(error, OncekeyError):
                 raise
             raise not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
@@ -254,19 +247,17 @@ class PostgresStore(Face, Transactions, Store, Sweepable, Forking):
 
     # Transactions of callers
 
-    def hand(self, on: Any) -> SqlHand:
+    def records(self) -> PgTransactionRecords:
         """See ``Transactional``."""
-        take = self._own_link if on is None else lambda: sync_link(on, timeout=self.timeout)
-        return SqlHand(take, self._book, self.timeout)
-
-    def _book(self) -> PgBook:
         home = self._ready()
-        return PgBook(home, self.tenant, self._store_id)
+        return PgTransactionRecords(home, self.tenant, self._store_id)
 
-    def _own_link(self) -> Link:
-        if not isinstance(self.source, str):
-            return sync_link(self.source, timeout=self.timeout)
-        return sync_link(self._source.borrow(), self._source.give_back)
+    def lend(self, loan: Loan) -> None:
+        """See ``Transactional``."""
+        if isinstance(self.source, str):
+            loan.source, loan.close = self._source.borrow(), self._source.give_back
+        else:
+            loan.source = self.source
 
     def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """See ``Transactional``."""
@@ -317,7 +308,7 @@ class _Lanes:
         self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
-class AsyncPostgresStore(Face, AsyncTransactions, Answers, AsyncSweepable):
+class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous PostgreSQL store; ``PostgresStore`` is its synchronous twin.
 
     Promises what ``PostgresStore`` promises. Calls that come while a statement is under way
@@ -409,15 +400,14 @@ class AsyncPostgresStore(Face, AsyncTransactions, Answers, AsyncSweepable):
         self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
     ) -> list[str]:
         """Make or bring up to date the tables. See ``PostgresStore.create_schema``."""
-        link = await self._own_link()  # all of it on one connection, whatever the pool
+        loan = Loan()  # all of it on one connection, whatever the pool
         try:
-            await link.begin()
+            await self.lend(loan)
             steps = migrate(step, partitions, row_security)
-            done = await adrive(steps, link.execute)
-            await link.commit()
-        except BaseException as error:
-            await link.rollback()
-            if not isinstance(error, Exception) or isinstance(error, OncekeyError):
+            flow = in_one_transaction(loan, self.timeout, True, steps)
+            done = await core_adrive(flow, lambda call: call[0](*call[1:]))
+        except Exception as error:
+            if isinstance(error, OncekeyError):
                 raise
             raise not_made(driver_error(error)) from error
         return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
@@ -519,19 +509,17 @@ class AsyncPostgresStore(Face, AsyncTransactions, Answers, AsyncSweepable):
 
     # Transactions of callers
 
-    def hand(self, on: Any) -> AsyncSqlHand:
+    async def records(self) -> PgTransactionRecords:
         """See ``AsyncTransactional``."""
-        take = self._own_link if on is None else lambda: async_link(on, timeout=self.timeout)
-        return AsyncSqlHand(take, self._book, self.timeout)
-
-    async def _book(self) -> PgBook:
         home = await self._ready()
-        return PgBook(home, self.tenant, self._store_id)
+        return PgTransactionRecords(home, self.tenant, self._store_id)
 
-    async def _own_link(self) -> AsyncLink:
-        if not isinstance(self.source, str):
-            return await async_link(self.source, timeout=self.timeout)
-        return await async_link(await self._source.borrow(), self._source.give_back)
+    async def lend(self, loan: Loan) -> None:
+        """See ``AsyncTransactional``."""
+        if isinstance(self.source, str):
+            loan.source, loan.close = await self._source.borrow(), self._source.give_back
+        else:
+            loan.source = self.source
 
     async def peek(self, key: Key, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """See ``AsyncTransactional``."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from oncekey.abc import TransactionRecords
+from oncekey.drivers import ended_refused
 from oncekey.errors import StoreError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Terms
-from oncekey.stores._links import ended_refused
 from oncekey.stores.postgres.calls import (
     claim_arguments,
     claim_reply,
@@ -17,11 +18,11 @@ from oncekey.stores.postgres.calls import (
 from oncekey.stores.postgres.errors import named
 from oncekey.stores.postgres.statements import Statements
 
-__all__ = ["PgBook"]
+__all__ = ["PgTransactionRecords"]
 
 
-class PgBook:
-    """See ``Transactional``. What another transaction has in hand is busy, never waited for."""
+class PgTransactionRecords(TransactionRecords):
+    """What another transaction has in hand is busy, never waited for."""
 
     flavour = "postgresql"
 
@@ -32,10 +33,11 @@ class PgBook:
         self._transaction = ""
 
     def claim(
-        self, joined: bool, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], ClaimReply]:
+        self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[Any, Any, ClaimReply]:
         args = claim_arguments(self._tenant, key, owner, fingerprint, terms)
-        rows = yield self._home.claim_in, [*args, self._store_id, joined]
+        joined: bool = on.joined
+        rows = yield from on.execute(self._home.claim_in, [*args, self._store_id, joined])
         if not rows:
             raise hidden(key)
         row = rows[0]
@@ -55,14 +57,13 @@ class PgBook:
         return claim_reply(row, owner, fingerprint, terms)
 
     def complete(
-        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
-    ) -> Generator[tuple[str, list[Any]], list[Any], bool]:
+        self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[Any, Any, bool]:
         args = complete_arguments(self._tenant, key, owner, fence, answer, terms)
-        rows = yield self._home.complete_in, [*args, self._transaction]
+        rows = yield from on.execute(self._home.complete_in, [*args, self._transaction])
         if rows and rows[0][2] != self._transaction:
             raise ended_refused("connection")
         return bool(rows) and rows[0][1] is True
 
-    @staticmethod
-    def named(error: BaseException) -> StoreError:
+    def named(self, error: BaseException) -> StoreError:
         return named(error)
