@@ -23,7 +23,7 @@ from oncekey.errors import (
     PermanentError,
     PolicyError,
 )
-from oncekey.models import Verdict
+from oncekey.models import Verdict as ClaimVerdict
 from oncekey.receiver.answers import Outcome, failed, malformed, refused
 from oncekey.receiver.decisions import Decisions, Registered, Work, is_ours
 from oncekey.receiver.events import WebhookResponse
@@ -31,7 +31,7 @@ from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
-from oncekey.signatures.verdict import Verdict as SignedVerdict
+from oncekey.signatures.verdict import Verdict
 from oncekey.stores.urls import aconnect, connect
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class _Receiver:
         try:
             if guard is not None:
                 reply = yield Op("claim", rules.binding(work, guard))
-                if reply.verdict is Verdict.CONFLICT:
+                if reply.verdict is ClaimVerdict.CONFLICT:
                     work = rules.as_first_named(work, guard, (yield Op("read", (guard,))))
             try:
                 return rules.outcome(work, (yield Op("_run", (work,), self)))
@@ -219,7 +219,7 @@ class WebhookReceiver(_Receiver):
         """
         return run(self._receiving(as_delivery(method, url, headers, body), now), self._store)
 
-    def _verify(self, delivery: Delivery, now: float | None) -> SignedVerdict:
+    def _verify(self, delivery: Delivery, now: float | None) -> Verdict:
         return self._verifier.verify(*delivery, now=now)
 
     def _run(self, work: Work) -> Result:
@@ -284,7 +284,7 @@ class AsyncWebhookReceiver(_Receiver):
         flow = self._receiving(as_delivery(method, url, headers, body), now)
         return await arun(flow, self._store)
 
-    async def _verify(self, delivery: Delivery, now: float | None) -> SignedVerdict:
+    async def _verify(self, delivery: Delivery, now: float | None) -> Verdict:
         if self._awaits:
             return await self._verifier.averify(*delivery, now=now)
         return self._verifier.verify(*delivery, now=now)

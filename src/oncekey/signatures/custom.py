@@ -70,6 +70,7 @@ def hmac_provider(
         >>> acme.verify(*request).event_id
         'evt_1'
     """
+    # Long: one argument for each thing that differs between senders, and what each means.
     stamped = bool(timestamp_header or timestamp_path or form)
     settings = {
         "header": header,

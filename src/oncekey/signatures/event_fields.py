@@ -84,17 +84,20 @@ class EventField:
             Rejection: A header came twice, or is too long.
         """
         try:
-            if self.alone is None:
+            if self.steps is None:
                 return self._joined([part.read(headers, payload) for part in self.parts])
-            value = self.alone.read(headers, payload)
-            return None if value is None else as_key(value, self.text)
+            value = at_path(payload, self.steps)
+            return None if value is None or value is NOTHING else as_key(value, self.text)
         except (CanonicalJSONError, InvalidKeyError):
             return None
 
     @functools.cached_property
-    def alone(self) -> _Part | None:
-        """The one value that it is, as most are, or ``None``."""
-        return self.parts[0] if len(self.parts) == 1 and not self.hashed else None
+    def steps(self) -> tuple[str | int, ...] | None:
+        """The way to the one value in the body that it is, as most are; else ``None``."""
+        part = self.parts[0]
+        if self.hashed or len(self.parts) > 1 or len(part.paths) != 1:
+            return None
+        return path_steps(part.paths[0])
 
     def _joined(self, values: list[Any]) -> str | None:
         if any(
@@ -104,6 +107,8 @@ class EventField:
             return None
         if self.hashed:
             return hashlib.sha256(canonicalize(values)).hexdigest()
+        if len(values) == 1:
+            return as_key(values[0], self.text)
         texts = ["" if value is None else _text(value, self.text) for value in values]
         joined = ":".join(text.replace("%", "%25").replace(":", "%3A") for text in texts)
         joined = joined.rstrip(":")

@@ -393,6 +393,7 @@ def rfc9421_provider(
         >>> provider.verify(*request).ok
         True
     """
+    # Long: one argument for each choice that the RFC leaves to a profile, and what each means.
     signer = load_signing_key(signing_key, key_id)
     if keys is None and signer is None:
         raise PolicyError("pass keys= to verify with, or signing_key= to sign with")

@@ -11,9 +11,9 @@ from oncekey.testing._clock import ManualClock
 from oncekey.testing._kill import At, Kill, die, put_kill
 from oncekey.testing._process import WorkerProcess
 from oncekey.testing._report import Report
-from oncekey.testing._run import Count, Effects, Flow, Job, Pause, Send, arun, run
+from oncekey.testing._run import Count, Effects, Flow, Pause, Planned, Send, arun, run
 from oncekey.testing._samples import SignedDelivery
-from oncekey.testing._targets import Answer, Target, as_target
+from oncekey.testing._targets import Answer, Destination, as_target
 
 __all__ = ["acrash_after_effect", "crash_after_effect", "kill_after_effect"]
 
@@ -117,7 +117,7 @@ def kill_after_effect(
     """
     with WorkerProcess(target, at) as worker:
         return run(
-            _crash(delivery, effects, worker, patience), Target("process", worker.call, False)
+            _crash(delivery, effects, worker, patience), Destination("process", worker.call, False)
         )
 
 
@@ -135,7 +135,7 @@ class _Fate(Protocol):
 class _Doom:
     """A worker in this process."""
 
-    def __init__(self, target: Target, at: At | None, clock: ManualClock | None) -> None:
+    def __init__(self, target: Destination, at: At | None, clock: ManualClock | None) -> None:
         if target.url:
             raise PolicyError(
                 "a worker behind a URL is out of reach: pass the app itself, or see "
@@ -175,7 +175,7 @@ def _crash(
     before = yield Count(effects)
     fate.arm()
     try:
-        answers: list[Answer] = yield Send([Job(lambda: delivery)])
+        answers: list[Answer] = yield Send([Planned(lambda: delivery)])
     finally:
         fate.disarm()
     if not fate.happened:
@@ -186,7 +186,7 @@ def _crash(
         )
     end = time.monotonic() + (0 if fate.let_time_pass() else patience)
     pause = 0.02
-    again = [Job(delivery.again)]
+    again = [Planned(delivery.again)]
     while True:
         answers += yield Send(again)
         if not answers[-1].retryable or time.monotonic() >= end:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.errors import PolicyError
 from oncekey.testing._report import Report
-from oncekey.testing._run import Count, Effects, Flow, Job, Send, arun, run
+from oncekey.testing._run import Count, Effects, Flow, Planned, Send, arun, run
 from oncekey.testing._samples import SignedDelivery
 from oncekey.testing._targets import Answer
 
@@ -101,7 +101,7 @@ async def adeliver_concurrently(
 
 
 def _once(delivery: SignedDelivery) -> Flow[Answer]:
-    [answer] = yield Send([Job(lambda: delivery)])
+    [answer] = yield Send([Planned(lambda: delivery)])
     return answer  # type: ignore[no-any-return]
 
 
@@ -110,7 +110,7 @@ def _several(kind: Kind, delivery: SignedDelivery, n: int, effects: Effects | No
         raise PolicyError(f"n must be 2 or more, got {n}: one copy is no duplicate")
     begun = time.perf_counter()
     before = 0 if effects is None else (yield Count(effects))
-    jobs = [Job(lambda: delivery), *[Job(delivery.again)] * (n - 1)]
+    jobs = [Planned(lambda: delivery), *[Planned(delivery.again)] * (n - 1)]
     at_once = kind == "at once"
     answers: list[Any] = yield Send(jobs, n if at_once else 1, shaken=at_once)
     if at_once and all(one.retryable for one in answers):

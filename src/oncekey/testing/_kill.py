@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import PolicyError
-from oncekey.testing._targets import Target, WorkerKilled, store_of
+from oncekey.testing._targets import Destination, WorkerKilled, store_of
 
 __all__ = ["At", "Kill", "die", "killed_at", "put_kill"]
 
@@ -127,7 +127,7 @@ class Kill:
 _MISSING: Final = object()
 
 
-def put_kill(kill: Kill, at: At | None, target: Target) -> Any:
+def put_kill(kill: Kill, at: At | None, target: Destination) -> Any:
     """Set the trap where ``at`` says; gives the store, if it is one's.
 
     Raises:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from oncekey.errors import PolicyError
 from oncekey.testing._recording import recorded
 from oncekey.testing._report import Report
-from oncekey.testing._run import Count, Effects, Flow, Job, Send, arun, run
+from oncekey.testing._run import Count, Effects, Flow, Planned, Send, arun, run
 from oncekey.testing._samples import SignedDelivery
-from oncekey.testing._targets import Answer, Target, as_target
+from oncekey.testing._targets import Answer, Destination, as_target
 
 if TYPE_CHECKING:
     from oncekey.signatures import Provider
@@ -78,7 +78,7 @@ async def areplay(
 
 
 def _replay(
-    target: Target,
+    target: Destination,
     recording: Recording,
     provider: Provider | None,
     seed: int | None,
@@ -92,7 +92,7 @@ def _replay(
     known = provider or getattr(target.receiver, "provider", None)
     deliveries = _deliveries(recording, provider, target.receiver is not None)
     jobs = [
-        Job(one.again, name)
+        Planned(one.again, name)
         for one, name in ((one, _name(one, known)) for one in deliveries)
         for _ in range(copies)
     ]

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 from oncekey._core.drive import adrive, drive
 from oncekey.errors import PolicyError
 from oncekey.testing._samples import SignedDelivery
-from oncekey.testing._targets import Answer, Target, as_target, asend, send
+from oncekey.testing._targets import Answer, Destination, as_target, asend, send
 
-__all__ = ["Count", "Effects", "Flow", "Job", "Pause", "Send", "arun", "run"]
+__all__ = ["Count", "Effects", "Flow", "Pause", "Planned", "Send", "arun", "run"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ Effects = Callable[[], Any] | Sized
 """What counts effects: a function that gives a number or a collection, or a collection itself."""
 
 
-class Job(NamedTuple):
+class Planned(NamedTuple):
     """A delivery to make; it is signed when its turn comes."""
 
     make: Callable[[], SignedDelivery]
@@ -45,7 +45,7 @@ class Send(NamedTuple):
         tell: Hears each answer.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[Planned]
     at_once: int = 1
     shaken: bool = False
     tell: Callable[[Answer], None] | None = None
@@ -127,7 +127,7 @@ def _number(found: Any) -> int:
 class _Turns:
     """Hands out jobs: to each worker the one of its number first, so that all begin together."""
 
-    def __init__(self, target: Target, step: Send) -> None:
+    def __init__(self, target: Destination, step: Send) -> None:
         self.target = target
         self.step = step
         self.answers: list[Any] = [None] * len(step.jobs)
@@ -151,7 +151,7 @@ class _Turns:
                 self.step.tell(answer)
 
 
-def _in_threads(target: Target, step: Send) -> list[Answer]:
+def _in_threads(target: Destination, step: Send) -> list[Answer]:
     turns = _Turns(target, step)
     errors: list[BaseException] = []
     start = threading.Barrier(turns.workers)
@@ -187,7 +187,7 @@ def _in_threads(target: Target, step: Send) -> list[Answer]:
     return turns.answers
 
 
-async def _in_tasks(target: Target, step: Send) -> list[Answer]:
+async def _in_tasks(target: Destination, step: Send) -> list[Answer]:
     turns = _Turns(target, step)
 
     async def work(worker: int) -> None:

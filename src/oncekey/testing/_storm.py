@@ -12,9 +12,9 @@ from typing import Final
 
 from oncekey.errors import PolicyError
 from oncekey.testing._report import Report
-from oncekey.testing._run import Count, Effects, Flow, Job, Pause, Send, arun, run
+from oncekey.testing._run import Count, Effects, Flow, Pause, Planned, Send, arun, run
 from oncekey.testing._samples import SignedDelivery, sample
-from oncekey.testing._targets import Answer, Target, as_target
+from oncekey.testing._targets import Answer, Destination, as_target
 
 __all__ = ["astorm", "storm"]
 
@@ -93,7 +93,7 @@ class _Plan:
 
     def __init__(
         self,
-        target: Target,
+        target: Destination,
         delivery: SignedDelivery | None,
         events: int,
         duplicates: float,
@@ -131,9 +131,9 @@ class _Plan:
             order.insert(place if number % 2 else chance.randrange(len(order) + 1), event)
         return order
 
-    def job(self, event: int) -> Job:
+    def planned(self, event: int) -> Planned:
         name = self.names[event]
-        return Job(lambda: self.delivery.another(name), name)
+        return Planned(lambda: self.delivery.another(name), name)
 
     def tell(self, answer: Answer) -> None:
         self._done += 1
@@ -159,7 +159,7 @@ def _storm(plan: _Plan, effects: Effects | None) -> Flow[Report]:
     wanted, answers = plan.order, list[Answer]()
     for number in range(_ROUNDS):
         found: list[Answer] = yield Send(
-            [plan.job(one) for one in wanted], plan.workers, tell=plan.tell
+            [plan.planned(one) for one in wanted], plan.workers, tell=plan.tell
         )
         answers += [_slim(one) for one in found]
         wanted = [event for event, one in zip(wanted, found, strict=True) if one.retryable]

@@ -15,8 +15,8 @@ from oncekey.testing._wire import call_asgi, call_http, call_wsgi
 
 __all__ = [
     "Answer",
+    "Destination",
     "NoWorkerError",
-    "Target",
     "WorkerKilled",
     "as_target",
     "asend",
@@ -77,7 +77,7 @@ class Answer:
         return "".join(letter if letter.isprintable() else " " for letter in text)[:_SHOWN]
 
 
-class Target(NamedTuple):
+class Destination(NamedTuple):
     """Something to deliver to.
 
     Attributes:
@@ -95,24 +95,24 @@ class Target(NamedTuple):
     url: str = ""
 
 
-def as_target(target: object) -> Target:
+def as_target(target: object) -> Destination:
     """See what ``target`` is.
 
     Raises:
         PolicyError: It is nothing that a delivery can be made to.
     """
-    if isinstance(target, Target):
+    if isinstance(target, Destination):
         return target
     if isinstance(target, str):
         _check_url(target)
-        return Target("url", lambda one: Answer(*call_http(one)), False, url=target)
+        return Destination("url", lambda one: Answer(*call_http(one)), False, url=target)
     receive = getattr(target, "receive", None)
     if callable(receive) and hasattr(target, "provider"):
 
         def call(one: SignedDelivery) -> Any:
             return receive(*one, now=one.now)
 
-        return Target("receiver", call, inspect.iscoroutinefunction(receive), receiver=target)
+        return Destination("receiver", call, inspect.iscoroutinefunction(receive), receiver=target)
     if callable(target):
         function: Callable[..., Any] = target
         asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -120,11 +120,11 @@ def as_target(target: object) -> Target:
         )
         number = _parameters(function)
         if number == 4:
-            return Target("function", lambda one: function(*one), asynchronous)
+            return Destination("function", lambda one: function(*one), asynchronous)
         if number == 3:
-            return Target("asgi", lambda one: _of_asgi(function, one), True)
+            return Destination("asgi", lambda one: _of_asgi(function, one), True)
         if number == 2 and not asynchronous:
-            return Target("wsgi", lambda one: Answer(*call_wsgi(function, one)), False)
+            return Destination("wsgi", lambda one: Answer(*call_wsgi(function, one)), False)
     raise PolicyError(
         f"{type(target).__name__} is no target: pass a receiver, an ASGI or WSGI app, a URL such "
         "as http://localhost:8000/hooks, or a function of method, url, headers and body that "
@@ -132,12 +132,12 @@ def as_target(target: object) -> Target:
     )
 
 
-def store_of(target: Target) -> Any:
+def store_of(target: Destination) -> Any:
     """The store of a receiver, or ``None``."""
     return getattr(target.receiver, "_store", None)
 
 
-def send(target: Target, delivery: SignedDelivery, event: str = "") -> Answer:
+def send(target: Destination, delivery: SignedDelivery, event: str = "") -> Answer:
     """Make one delivery to a target that is not async."""
     ready = _addressed(target, delivery)
     begun = time.perf_counter()
@@ -149,7 +149,7 @@ def send(target: Target, delivery: SignedDelivery, event: str = "") -> Answer:
     return replace(found, seconds=time.perf_counter() - begun, event=event)
 
 
-async def asend(target: Target, delivery: SignedDelivery, event: str = "") -> Answer:
+async def asend(target: Destination, delivery: SignedDelivery, event: str = "") -> Answer:
     """Make one delivery to an async target."""
     ready = _addressed(target, delivery)
     begun = time.perf_counter()
@@ -197,7 +197,7 @@ def _of_error(error: BaseException) -> Answer:
     raise error
 
 
-def _addressed(target: Target, delivery: SignedDelivery) -> SignedDelivery:
+def _addressed(target: Destination, delivery: SignedDelivery) -> SignedDelivery:
     """The delivery for where the target is; signed anew, since signatures may cover the URL."""
     if not target.url:
         return delivery

@@ -16,7 +16,7 @@ from oncekey.abc import AsyncStore, Store
 from oncekey.testing._kill import Kill, put_kill
 from oncekey.testing._process import KILLED
 from oncekey.testing._samples import SignedDelivery
-from oncekey.testing._targets import Target, _parameters, as_target, asend, send
+from oncekey.testing._targets import Destination, _parameters, as_target, asend, send
 
 __all__ = ["main"]
 
@@ -64,7 +64,7 @@ def _find(text: str) -> tuple[Any, str]:
     return holder, last
 
 
-def _load(text: str) -> Target:
+def _load(text: str) -> Destination:
     holder, name = _find(text)
     found = getattr(holder, name)
     if callable(found) and not hasattr(found, "receive") and _parameters(found) == 0:
