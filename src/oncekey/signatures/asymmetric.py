@@ -18,7 +18,7 @@ from oncekey.signatures.base import (
     put_header,
 )
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.keypairs import ed25519_private, ed25519_public, load_key
+from oncekey.signatures.keypairs import ed25519_private, ed25519_public, load_key, signed_by
 from oncekey.signatures.parsing import (
     Rejection,
     decode,
@@ -85,18 +85,10 @@ class KeyPairProvider(Provider):
         timestamp = seconds_since_1970(stamp, "s")
         self._check_clock(timestamp, now)
         message = stamp.encode() + delivery.body
-        if not any(self._signed_by(key, signature, message) for key in self._public):
+        how = self._hashing()
+        if not any(signed_by(key, signature, message, *how) for key in self._public):
             raise Rejection("signature_mismatch")
         return Proof(encode(signature, self._encoding), message, timestamp)
-
-    def _signed_by(self, key: Any, signature: bytes, message: bytes) -> bool:
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            key.verify(signature, message, *self._hashing())
-        except InvalidSignature:
-            return False
-        return True
 
     def _hashing(self) -> tuple[Any, ...]:
         if not self._is_ecdsa:

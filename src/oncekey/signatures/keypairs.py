@@ -12,6 +12,7 @@ __all__ = [
     "ed25519_public",
     "load_key",
     "need_cryptography",
+    "signed_by",
 ]
 
 
@@ -82,3 +83,14 @@ def load_key(text: str | bytes, what: str, *, private: bool = False) -> Any:
         return serialization.load_pem_public_key(raw)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise PolicyError(f"{what} can't be read: give PEM, or the base64 of its DER") from None
+
+
+def signed_by(key: Any, signature: bytes, message: bytes, *how: Any) -> bool:
+    """Whether ``signature`` is a public key's over ``message``, made as ``how`` says."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature, message, *how)
+    except InvalidSignature:
+        return False
+    return True

@@ -18,7 +18,7 @@ from oncekey.errors import PolicyError
 from oncekey.signatures.base import Facts, Proof, Provider, SignedRequest, put_header
 from oncekey.signatures.certificates import CertificateCache, Fetch, fetch_certificate
 from oncekey.signatures.delivery import Delivery
-from oncekey.signatures.keypairs import load_key, need_cryptography
+from oncekey.signatures.keypairs import load_key, need_cryptography, signed_by
 from oncekey.signatures.parsing import (
     Rejection,
     decode,
@@ -111,7 +111,7 @@ class PayPalProvider(Provider):
         if not certificate.begins <= now <= certificate.ends:
             raise Rejection("key_unknown", "PayPal's certificate is not valid at this time")
         message = self._message(transmission, stamp, delivery.body)
-        if not _signed_by(certificate.key, signature, message):
+        if not signed_by(certificate.key, signature, message, *_how()):
             raise Rejection(
                 "signature_mismatch", "check webhook_id, and that the body is untouched"
             )
@@ -133,12 +133,9 @@ class PayPalProvider(Provider):
                 "PayPal signs with a private key: pass signing_key= with an RSA key of your own, "
                 "and cert_url= with the URL that your fetch= knows, for tests"
             )
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import padding
-
         transmission, stamp = str(uuid.uuid4()), written_time(now, "iso")
         message = self._message(transmission, stamp, request.body)
-        signature = self._private.sign(message, padding.PKCS1v15(), hashes.SHA256())
+        signature = self._private.sign(message, *_how())
         for name, value in (
             ("PAYPAL-TRANSMISSION-ID", transmission),
             ("PAYPAL-TRANSMISSION-TIME", stamp),
@@ -150,13 +147,8 @@ class PayPalProvider(Provider):
         return request
 
 
-def _signed_by(key: Any, signature: bytes, message: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
+def _how() -> tuple[Any, ...]:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import padding
 
-    try:
-        key.verify(signature, message, padding.PKCS1v15(), hashes.SHA256())
-    except InvalidSignature:
-        return False
-    return True
+    return padding.PKCS1v15(), hashes.SHA256()

@@ -19,7 +19,7 @@ from oncekey.signatures.base import (
     put_header,
 )
 from oncekey.signatures.delivery import Delivery, Headers
-from oncekey.signatures.keypairs import ed25519_private, ed25519_public
+from oncekey.signatures.keypairs import ed25519_private, ed25519_public, signed_by
 from oncekey.signatures.parsing import (
     Rejection,
     decode,
@@ -139,7 +139,7 @@ class StandardWebhooksProvider(Provider):
                 for one in expected:
                     if hmac.compare_digest(one, raw):
                         matching = encode(raw, "base64")
-            elif any(_signed_by(key, raw, message) for key in self._public):
+            elif any(signed_by(key, raw, message) for key in self._public):
                 matching = encode(raw, "base64")
         if not matching:
             raise Rejection("signature_mismatch")
@@ -164,13 +164,3 @@ class StandardWebhooksProvider(Provider):
 
 
 _PARTS: Final = ("id", "timestamp")
-
-
-def _signed_by(key: Any, signature: bytes, message: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        key.verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import Any, Final, Self
 
 from oncekey.errors import PolicyError
@@ -106,12 +105,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
 

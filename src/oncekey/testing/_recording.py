@@ -15,7 +15,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote, unquote_plus
 
@@ -146,12 +145,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _of_call(self, receive: Callable[..., Any]) -> Callable[..., Any]:
