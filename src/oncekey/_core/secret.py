@@ -26,25 +26,21 @@ _LOOK_AGAIN: Final = 60.0
 
 
 class StoreSecret:
-    """The secret of one store, as this process knows it."""
+    """The secret of one store, as this process knows it: ``until`` then, without asking."""
 
-    __slots__ = ("_known", "_until")
+    __slots__ = ("known", "until")
 
     def __init__(self) -> None:
-        self._known = b""
-        self._until = 0.0
-
-    def at_hand(self) -> bytes:
-        """The secret, if the store need not be asked; else nothing."""
-        return self._known if time.monotonic() < self._until else b""
+        self.known = b""
+        self.until = 0.0
 
     def get(self) -> Flow[bytes]:
         """The secret; asks the store once in a while."""
         now = time.monotonic()
-        if now >= self._until:
-            self._known = yield from _found_or_made()
-            self._until = now + _LOOK_AGAIN
-        return self._known
+        if now >= self.until:
+            self.known = yield from _found_or_made()
+            self.until = now + _LOOK_AGAIN
+        return self.known
 
 
 def _found_or_made() -> Flow[bytes]:

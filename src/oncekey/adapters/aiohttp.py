@@ -211,7 +211,9 @@ async def _guarded(
         routes.rules.header,
         request,
         encoding="",  # aiohttp has decompressed the body
-        host=request.host.lower(),  # as a middleware for proxies may have set it
+        host=request.host.lower().encode(
+            "utf-8", "surrogateescape"
+        ),  # as a middleware for proxies may have set it
     )
     try:
         key = routes.rules.key(facts)

@@ -451,7 +451,8 @@ def _facts(rules: Rules, request: Any) -> Facts:
     else:  # Django has decoded the path in its environ.
         facts = wsgi_facts(request.environ, rules.header, request, request.path.encode())
     # Django's own word knows its settings for proxies, and ALLOWED_HOSTS.
-    return facts._replace(host=request.get_host()) if rules.settings.per_host else facts
+    host = request.get_host().lower().encode() if rules.settings.per_host else facts.host
+    return facts._replace(host=host)
 
 
 def _seen(request: Any, response: Any, most: int) -> Seen[HttpResponse]:

@@ -53,7 +53,7 @@ class AnswerCodec(Codec):
     def encode(self, value: Any) -> bytes:
         """The bytes to store."""
         status, headers, body = value
-        lines = b"".join([b"%b:%b\n" % field for field in headers])
+        lines = b"".join(map(b"%b:%b\n".__mod__, headers))
         if body is None:
             return b"x%d\n%b\n" % (status, lines)
         return b"h%d\n%b\n%b" % (status, lines, body)
@@ -77,7 +77,5 @@ class AnswerCodec(Codec):
                 "a stored HTTP answer can't be read: does another program write to this store?"
             )
         status, *lines = raw[1:end].split(b"\n")
-        fields = tuple(
-            [(name, value) for name, _, value in [line.partition(b":") for line in lines]]
-        )
+        fields: Any = tuple([tuple(line.split(b":", 1)) for line in lines])
         return Answer(int(status), fields, raw[end + 2 :] if tag == KEPT else None)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from oncekey._core.call import agive_up, arecord, guarded
+from oncekey._core.call import agive_up, aopen_claim, arecord, guarded
+from oncekey._core.drive import arun
 from oncekey.abc import AsyncStore
-from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
+from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
-from oncekey.http.entry import aenter, aidentify
+from oncekey.http.entry import aidentify
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal, unread
@@ -121,7 +122,10 @@ class IdempotencyMiddleware:
         if exchange is None:
             await self.pass_on(scope, receive, send)
         elif instead is None:
-            await self.run(exchange, _child(scope))
+            child = {**scope, MARK: True}
+            if scope.get("extensions"):
+                child["extensions"] = _harmless(scope["extensions"])
+            await self.run(exchange, child)
         else:
             if self.admit is not None:
                 await self.admit(scope)
@@ -138,8 +142,11 @@ class IdempotencyMiddleware:
             Refusal: It can't be had. Who is nobody is refused before a body is read.
             ClientGoneError: The body does not come.
         """
-        owner = await aidentify(self.rules, self.store, exchange.facts)
-        await exchange.read()
+        rules, facts = self.rules, exchange.facts
+        owner = rules.callers.at_hand(facts) or await aidentify(rules, self.store, facts)
+        # The declared length was looked at by now.
+        most, seconds = rules.settings.max_body_bytes, rules.body_seconds
+        exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
         return await exchange.open(owner)
 
     async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
@@ -149,9 +156,11 @@ class IdempotencyMiddleware:
             try:
                 await self.app(child, exchange.receive, exchange.send)
             except BaseException as error:
-                exchange.let_go(error)
+                if exchange.beat is not None:
+                    exchange.beat.__exit__(None, error, None)  # may find that the claim is lost
                 raise
-            exchange.let_go(None)
+            if exchange.beat is not None:
+                exchange.beat.__exit__(None, None, None)
         except GeneratorExit:
             raise  # thrown away with its loop: the lease frees the key
         except BaseException as error:
@@ -186,7 +195,6 @@ class _Exchange(Exchange):
     start: Message | None = None
     gone_at: float | None = None  # when it was first seen that the client is gone
     finished: asyncio.Event | None = None
-    fields: list[tuple[bytes, bytes]]  # of the answer, names in lower case
 
     def __init__(
         self,
@@ -206,16 +214,6 @@ class _Exchange(Exchange):
         self.real_send = send
         self.parts = []
 
-    async def read(self) -> None:
-        """Read the body.
-
-        Raises:
-            ClientGoneError: It does not come.
-        """
-        rules = self.rules  # which has looked at the declared length
-        most = rules.settings.max_body_bytes
-        self.body = await asgi_body(self.real_receive, most, None, rules.body_seconds)
-
     async def open(self, owner: Scope) -> Answer | None:
         """Claim the key; or what to answer instead.
 
@@ -225,7 +223,15 @@ class _Exchange(Exchange):
         self.job = job = self.rules.job(self.key, owner, self.facts, self.body)
         if self.given:
             self.body = b""
-        opened = await aenter(self.rules, self.store, job, self.facts)
+        rules = self.rules
+        if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
+            return rules.replay(at_hand, self.facts)
+        try:
+            if rules.limits.wait(job) is not None:
+                await arun(rules.limits.check(job), self.store)
+            opened = rules.opened(job, await aopen_claim(self.store, job), self.facts)
+        except OncekeyError as error:
+            raise rules.failure(error) from None
         if isinstance(opened, Answer):
             return opened
         self.claim = opened
@@ -236,15 +242,6 @@ class _Exchange(Exchange):
         if self.claim is not None:
             self.beat = guarded(self.store, self.job, self.claim)
             self.beat.__enter__()
-
-    def let_go(self, error: BaseException | None) -> None:
-        """The application is done.
-
-        Raises:
-            ClaimLostError: It was stopped, since another worker has the key.
-        """
-        if self.beat is not None:
-            self.beat.__exit__(None, error, None)
 
     async def receive(self) -> Message:
         """The body; then whatever comes after it."""
@@ -289,24 +286,22 @@ class _Exchange(Exchange):
         kind = message["type"]
         if kind == "http.response.start":
             self.start = message
-            self.fields = [(name.lower(), value) for name, value in message.get("headers", ())]
-            if dict(self.fields).get(b"content-type", b"").startswith(b"text/event-stream"):
-                self.drop()  # it has no end to wait for
-                await self.begin()
+            for name, value in message.get("headers", ()):
+                if name.lower() == b"content-type" and value.startswith(b"text/event-stream"):
+                    self.drop()  # it has no end to wait for
+                    await self.begin()
+                    break
         elif kind == "http.response.body" and not self.recorded:
-            await self._send_body(message)
+            part = message.get("body", b"")
+            if message.get("more_body", False):
+                self.keep(part)
+            elif self.parts is None:
+                await self.record(None)
+            else:
+                await self.record(b"".join((*self.parts, part)) if self.parts else part)
+            await self.begin(message)
         else:
-            await self._forward(message)
-
-    async def _send_body(self, message: Message) -> None:
-        part = message.get("body", b"")
-        if message.get("more_body", False):
-            self.keep(part)
-        else:
-            if self.parts is not None:
-                self.parts.append(part)
-            await self.record(self.whole())
-        await self.begin(message)
+            await self.forward(message)
 
     def drop(self) -> None:
         """See ``Exchange``. The application may hear now that its client is gone."""
@@ -317,21 +312,23 @@ class _Exchange(Exchange):
     async def begin(self, *messages: Message) -> None:
         """Pass messages on, after the status, which is held back until there is a body."""
         start = self.start
-        if not self.began_to_answer and start is not None:
-            self.began_to_answer = True
-            if self.instead is not None:
-                await _send(self.real_send, self.instead)
-                return
-            if self.rules.settings.expose_cors:
-                start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
-            messages = (start, *messages)
-        await self._forward(*messages)
+        if self.began_to_answer or start is None:
+            await self.forward(*messages)
+            return
+        self.began_to_answer = True
+        if self.instead is not None:
+            await _send(self.real_send, self.instead)
+            return
+        if self.rules.settings.expose_cors:
+            start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
+        await self.forward(start, *messages)
 
-    async def _forward(self, *messages: Message) -> None:
+    async def forward(self, *messages: Message) -> None:
+        """Send; a client that is gone is no reason to stop, while its retry wants the answer."""
         for message in messages:
             try:
                 await self.real_send(message)
-            except OSError:  # the client is gone; the answer is still wanted by its retry
+            except OSError:
                 if message["type"] == "http.response.body" and self._grace_left() == 0:
                     raise
 
@@ -344,25 +341,22 @@ class _Exchange(Exchange):
             self.finished.set()
         if self.beat is not None:
             self.beat.stop()  # a renewal after this would look like a lost claim
-        status, fields = (500, []) if self.start is None else (self.start["status"], self.fields)
-        kept = self.kept(status, fields, body)
+        self.recorded = True
+        start: Message = self.start or {"status": 500}
+        answer = Answer(start["status"], start.get("headers", ()), body)
+        kept = self.rules.kept(self.job, answer)
         try:
             result = await arecord(self.store, self.job, claim, kept)
         except (ClaimLostError, StoreError) as error:
             self.unsettled(error)
         else:
-            self.settled(kept, result)
+            if result.replayed or self.rules.local is not None:
+                self.settled(kept, result)
 
 
-def _child(scope: ASGIScope) -> ASGIScope:
-    """The scope that the application gets: one that is guarded, and has no way past ``send``."""
-    child = {**scope, MARK: True}
-    extensions = scope.get("extensions")
-    if extensions:
-        child["extensions"] = {
-            name: value for name, value in extensions.items() if name not in BYPASSES
-        }
-    return child
+def _harmless(extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """The extensions that an application may use: none that goes past ``send``."""
+    return {name: value for name, value in extensions.items() if name not in BYPASSES}
 
 
 async def _send(send: Send, answer: Answer) -> None:
@@ -409,7 +403,8 @@ class LateMiddleware(IdempotencyMiddleware):
 
     async def enter(self, exchange: _Exchange) -> Answer | None:
         """Read the body: that is all for now."""
-        await exchange.read()
+        most, seconds = self.rules.settings.max_body_bytes, self.rules.body_seconds
+        exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
         return None
 
     async def run(self, exchange: _Exchange, child: ASGIScope) -> None:

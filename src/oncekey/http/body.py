@@ -218,15 +218,19 @@ async def asgi_body(
     """
     if declared is not None and (declared_length(declared) or 0) > most:
         return bytes(most + 1)
-    first = _Begun(receive())
-    if first.ended:  # it is here already, as nearly always: no clock is needed
-        message = first.value
+    steps: Any = receive().__await__()
+    try:
+        rest: Awaitable[Any] = _Rest(steps, next(steps))
+    except StopIteration as end:
+        message = end.value  # here already, as nearly always
         if message["type"] == "http.request" and not message.get("more_body", False):
             whole: bytes = message.get("body", b"")
             return whole if len(whole) <= most else bytes(most + 1)
+    else:
+        message = None
     body = _Body(most, None)
-    async with _in_time(seconds):
-        message = await first
+    async with _in_time(seconds):  # no clock is needed before something is waited for
+        message = message or await rest
         while True:
             if message["type"] != "http.request":
                 raise ClientGoneError
@@ -235,36 +239,29 @@ async def asgi_body(
             message = await receive()
 
 
-class _Begun:
-    """Something to await that is begun at once, in this task: it may end without waiting."""
+class _Rest:
+    """What is left of something to await, after its first step."""
 
-    __slots__ = ("_steps", "_waits_for", "ended", "value")
+    __slots__ = ("_steps", "_waits_for")
 
-    def __init__(self, work: Awaitable[Any]) -> None:
-        self._steps: Any = work.__await__()
-        self.ended = False
-        self.value: Any = None
-        try:
-            self._waits_for = next(self._steps)
-        except StopIteration as end:
-            self.ended = True
-            self.value = end.value
+    def __init__(self, steps: Any, waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Go on with it, as ``yield from`` would."""
-        while not self.ended:
-            try:
+        """Go on, as ``yield from`` would."""
+        try:
+            while True:
                 try:
-                    sent = yield self._waits_for
+                    yield self._waits_for  # event loops send nothing back
                 except BaseException as error:
                     if not hasattr(self._steps, "throw"):
                         raise
                     self._waits_for = self._steps.throw(error)
                 else:
-                    self._waits_for = self._steps.send(sent) if sent else next(self._steps)
-            except StopIteration as end:
-                return end.value
-        return self.value
+                    self._waits_for = next(self._steps)
+        except StopIteration as end:
+            return end.value
 
 
 def wsgi_body(environ: Mapping[str, Any], most: int, seconds: float | None = None) -> bytes:

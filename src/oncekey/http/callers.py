@@ -1,6 +1,7 @@
-"""Who is calling: what a scope is made of, and scopes that are ready to be used.
+"""Who is calling, how much a caller may put into the store, and scopes that are ready to be used.
 
 What names a caller is often a credential, so that only a keyed digest of it gets into the store.
+What a caller stores is counted in this process, not in the store.
 """
 
 from __future__ import annotations
@@ -8,19 +9,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from oncekey._core.drive import Flow
+from oncekey._core.call import Job
+from oncekey._core.drive import Flow, Op
+from oncekey._core.flows import Claim
+from oncekey._core.limiter import InsertLimiter
 from oncekey._core.secret import StoreSecret
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
 from oncekey.models import Scope, identity_text
+from oncekey.policy import milliseconds
 
-__all__ = ["Callers", "by_client_certificate", "by_header", "header_of", "of_kind"]
+__all__ = ["Callers", "Limits", "by_client_certificate", "by_header", "header_of", "of_kind"]
 
+WARN_AGAIN: Final = 60.0  # seconds
 MAX_SCOPES: Final = 10_000
 MAX_HOST: Final = 262  # characters of a name and its port
 _SCHEMES: Final = frozenset(
@@ -38,16 +45,18 @@ class Callers:
         secret = settings.secret
         self._secret = secret.encode() if isinstance(secret, str) else secret
         self._kept = StoreSecret()
-        self._scopes: dict[str, Scope] = {}
+        self._scopes: dict[str | bytes, Scope] = {}
 
     def at_hand(self, facts: Facts) -> Scope | None:
         """The scope of a caller that was here before, if nobody has to be asked for it."""
         settings = self._settings
-        secret = self._secret or self._kept.at_hand()
+        secret = self._secret
+        if secret is None:
+            kept = self._kept
+            secret = kept.known if time.monotonic() < kept.until else b""
         if not secret or not facts.authorization or settings.scope is not None:
             return None
-        who = hmac.digest(secret, facts.authorization, "sha256").hex()
-        return self._scopes.get(f"{who} {facts.host}" if settings.per_host else who)
+        return self._scopes.get(hashlib.sha256(secret + facts.authorization).digest())
 
     def scope(self, named: Any, facts: Facts) -> Flow[Scope]:
         """Whose keys these are: by the ``scope`` function's answer, or the credentials.
@@ -72,19 +81,113 @@ class Callers:
             )
         name = who
         if settings.per_host:
-            name, host = f"{who} {facts.host}", ("host", facts.host[:MAX_HOST] or "-")
+            shown = facts.host[:MAX_HOST].decode("latin-1") or "-"
+            name, host = f"{who} {shown}", ("host", shown)
         scope = self._scopes.get(name)
         if scope is None:
             scope = Scope("http", settings.namespace, kind, who, *host)
             if len(self._scopes) >= MAX_SCOPES:
                 self._scopes.clear()
-            if len(facts.host) <= MAX_HOST:
-                self._scopes[name] = scope
+            self._scopes[name] = scope
+        if kind == "credentials" and not host:  # to be found without a flow, and a quicker digest
+            secret = self._secret or self._kept.known
+            self._scopes[hashlib.sha256(secret + (facts.authorization or b"")).digest()] = scope
         return scope
 
     def _digest(self, who: bytes) -> Flow[str]:
         secret = self._secret or (yield from self._kept.get())
         return hmac.digest(secret, who, "sha256").hex()
+
+
+class Limits:
+    """New keys of a caller, and bytes that are stored, of a caller and of all.
+
+    A caller is the same at whatever host: it may name any number of those.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        keys = settings.max_new_keys
+        self._keys = None if keys is None else InsertLimiter((keys,), time.monotonic)
+        # What is stored longer ago than the time to live is gone.
+        lasts = max(1, milliseconds(settings.ttl, "ttl") // 1000)
+        self._bytes = _budget(settings.max_caller_bytes, lasts)
+        self._total = _budget(settings.max_total_bytes, lasts)
+        self._none = 0 in (settings.max_caller_bytes, settings.max_total_bytes)
+        self._warn_at = 0.0
+
+    def wait(self, job: Job) -> int | None:
+        """Seconds until the caller may make a new key; ``None``: it may."""
+        return None if self._keys is None else self._keys.retry_after(job.key.scope.parts[2])
+
+    def check(self, job: Job) -> Flow[None]:
+        """Let a request pass that may make a new key, or has an old one.
+
+        Raises:
+            Refusal: It is one too many.
+        """
+        wait = self.wait(job)
+        if wait is None:
+            return
+        known = yield Op("read", (job.key,))
+        if known is None:
+            raise Refusal(
+                "rate-limited",
+                "Too many new keys. Send the same request again later; retries of earlier "
+                "requests are answered.",
+                retry_after=wait,
+            )
+
+    def count(self, job: Job, claim: Claim) -> None:
+        """Take note of a key that was won, if it is a new one."""
+        if self._keys is not None and claim.attempts == 1:
+            self._keys.count(job.key.scope.parts[2])
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Whether a body of this size may be stored; it is then counted."""
+        own, total = self._bytes, self._total
+        who = job.key.scope.parts[2]
+        if not self._none and (own is None or own.take(who, size)):
+            if total is None or total.take("", size):
+                return True
+            if own is not None:
+                own.take(who, -size)
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_AGAIN
+            logger.warning(
+                "answers are stored without their bodies: a caller (scope %s) or all of them "
+                "have stored as much as max_caller_bytes and max_total_bytes allow",
+                job.key.scope.hash,
+            )
+        return False
+
+
+class _Budget:
+    """Bytes in a window of time.
+
+    Taken from it in pieces of a thousandth, so that most calls only subtract. What is left of a
+    piece may be used after its window: a thousandth more for each.
+    """
+
+    def __init__(self, most: int, seconds: int) -> None:
+        self._window = InsertLimiter(((most, seconds),), time.monotonic)
+        self._piece = most // 1000
+        self._left: dict[str, int] = {}
+
+    def take(self, who: str, size: int) -> bool:
+        left = self._left.get(who, 0) - size
+        if left < 0:
+            if self._window.admit(who, size + self._piece) is not None:
+                return False
+            left += size + self._piece
+            if len(self._left) >= MAX_SCOPES:
+                self._left.clear()
+        self._left[who] = left
+        return True
+
+
+def _budget(most: int | None, seconds: int) -> _Budget | None:
+    return None if most is None else _Budget(most, seconds)
 
 
 def _is_bare(authorization: bytes) -> bool:

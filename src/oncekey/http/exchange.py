@@ -7,7 +7,6 @@ middleware inside, background work that raises and a client that hangs up don't 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from oncekey._core.call import Job, Result
 from oncekey._core.flows import Claim
@@ -55,20 +54,6 @@ class Exchange:
     def drop(self) -> None:
         """The body is too much to keep: its status and headers will be."""
         self.parts = None
-
-    def whole(self) -> bytes | None:
-        """The body, if it was kept."""
-        parts = self.parts
-        if parts is None or len(parts) != 1:
-            return None if parts is None else b"".join(parts)
-        return parts[0]
-
-    def kept(
-        self, status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes | None
-    ) -> Answer | None:
-        """What is stored of this answer, which is the outcome from here on."""
-        self.recorded = True
-        return self.rules.kept(self.job, Answer(status, tuple(fields), body))
 
     def settled(self, kept: Answer | None, result: Result) -> None:
         """The outcome is recorded: this one's, or another worker's."""

@@ -46,7 +46,7 @@ class Facts(NamedTuple):
     encoding: str
     authorization: bytes | None
     length: bytes | str | None
-    host: str
+    host: bytes
     source: Any
 
 
@@ -67,31 +67,38 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
     else:
         keys = [value for name, value in headers if name == header]
         fields = _joined(headers)
-    raw = scope.get("raw_path")
-    if raw and _PLAIN(raw):
-        path = raw
-    elif raw:
-        path = unquote_to_bytes(_path_of(raw))
+    path = scope.get("raw_path")
+    if path and _PLAIN(path) and not scope.get("root_path"):
+        query = scope.get("query_string")
+        target = b"%b?%b" % (path, query) if query else path
     else:
-        path = scope["path"].encode("utf-8", "surrogatepass")
-    root = scope.get("root_path")
-    if root:
-        # A server that was told of a prefix puts it in front of the path, or leaves that to us.
-        prefix = root.rstrip("/").encode("utf-8", "surrogatepass")
-        if not (path + b"/").startswith(prefix + b"/"):
-            path = prefix + path
-    return _made(
+        path = _asgi_path(scope)
+        target = _target(path, scope.get("query_string") or b"")
+    made = (
         scope["method"],
         path,
-        scope.get("query_string") or b"",
+        target,
         keys,
         fields.get(b"content-type", b"").decode("latin-1"),
         fields.get(b"content-encoding", b"").decode("latin-1"),
         fields.get(b"authorization"),
         fields.get(b"content-length"),
-        fields.get(b"host", b"").decode("latin-1"),
+        fields.get(b"host", b"").lower(),
         source,
     )
+    return tuple.__new__(Facts, made)  # for each request: a call less
+
+
+def _asgi_path(scope: Mapping[str, Any]) -> bytes:
+    """The whole path without escapes."""
+    raw = scope.get("raw_path")
+    if raw:
+        path = unquote_to_bytes(_path_of(raw))
+    else:
+        path = scope["path"].encode("utf-8", "surrogatepass")
+    # A server that was told of a prefix puts it in front of the path, or leaves that to us.
+    prefix = (scope.get("root_path") or "").rstrip("/").encode("utf-8", "surrogatepass")
+    return path if (path + b"/").startswith(prefix + b"/") else bytes(prefix + path)
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -118,16 +125,16 @@ def wsgi_facts(
     if path is None:
         path = _octets(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
     key = environ.get("HTTP_" + header.upper().replace("-", "_"))
-    return _made(
+    return Facts(
         environ["REQUEST_METHOD"],
         path,
-        _octets(environ.get("QUERY_STRING", "")),
+        _target(path, _octets(environ.get("QUERY_STRING", ""))),
         [] if key is None else [key],
         environ.get("CONTENT_TYPE", ""),
         environ.get("HTTP_CONTENT_ENCODING", ""),
         _octets(environ.get("HTTP_AUTHORIZATION", "")),
         environ.get("CONTENT_LENGTH"),
-        environ.get("HTTP_HOST", ""),
+        _octets(environ.get("HTTP_HOST", "")).lower(),
         source,
     )
 
@@ -154,46 +161,32 @@ def facts_of(
     fields: dict[str, list[str]] = {}
     for name, value in headers:
         fields.setdefault(name.lower(), []).append(value)
-    path, _, query = target.partition(b"?")
+    raw, _, query = target.partition(b"?")
+    path = unquote_to_bytes(_path_of(raw))
 
     def joined(name: str) -> str:
         return ",".join(fields.get(name, ()))
 
     credentials = fields.get("authorization", ())
-    made = _made(
+    made = Facts(
         method,
-        unquote_to_bytes(_path_of(path)),
-        query,
+        path,
+        _target(path, query),
         fields.get(header.lower(), []),
         joined("content-type"),
         joined("content-encoding"),
         credentials[0].encode("utf-8", "surrogateescape") if len(credentials) == 1 else None,
         joined("content-length") or None,
-        joined("host").encode("utf-8", "surrogateescape").decode("latin-1"),
+        joined("host").encode("utf-8", "surrogateescape").lower(),
         source,
     )
     return made._replace(**known) if known else made
 
 
-def _made(
-    method: str,
-    path: bytes,
-    query: bytes,
-    keys: Sequence[bytes | str],
-    kind: str,
-    encoding: str,
-    authorization: bytes | None,
-    length: bytes | str | None,
-    host: str,
-    source: Any,
-) -> Facts:
-    """The facts, from the whole path without escapes."""
+def _target(path: bytes, query: bytes) -> bytes:
+    """Path and query in the form that is compared, from the whole path without escapes."""
     target = path if _PLAIN(path) else quote(path or b"/", _SAFE).encode()
-    if query:
-        target = b"%b?%b" % (target, query)
-    host = host.lower()
-    fields = (method, path, target, keys, kind, encoding, authorization, length, host, source)
-    return tuple.__new__(Facts, fields)  # once for each request: a call less
+    return b"%b?%b" % (target, query) if query else target
 
 
 def _path_of(raw: bytes) -> bytes:

@@ -57,7 +57,13 @@ def fingerprint(
     Raises:
         Refusal: The body can't be read.
     """
-    digest = hashlib.sha256(b"%b %d:%b\n" % (method.encode(), len(target), target))
+    head = b"%b %d:%b\n" % (method.encode(), len(target), target)
+    if how == "auto" and content_type == "application/json" and body and not encoding:
+        canonical = _canonical(body)  # as of nearly all
+        if canonical is not None:
+            return hashlib.sha256(b"%bjson\n%b" % (head, canonical)).hexdigest().encode()
+        how = "raw"
+    digest = hashlib.sha256(head)
     if callable(how):
         try:
             own = how(body, content_type)
@@ -66,8 +72,6 @@ def fingerprint(
         digest.update(b"own\n" + (own.encode() if isinstance(own, str) else own))
     elif how == "raw" or not body:
         _add_raw(digest, body)
-    elif content_type == "application/json" and not encoding:  # as nearly all are
-        _add_json(digest, body)
     else:
         plain = _decoded(encoding, body)
         if plain is None:
@@ -115,7 +119,8 @@ def form_digest(
 def _add_body(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
-        _add_json(digest, body)
+        canonical = _canonical(body)
+        digest.update(b"raw\n" + body if canonical is None else b"json\n" + canonical)
     elif kind.startswith("multipart/"):
         parts = _parts(content_type, body)
         if parts is None:
@@ -130,14 +135,6 @@ def _add_body(digest: hashlib._Hash, content_type: str, body: bytes) -> None:
 def _add_raw(digest: hashlib._Hash, body: bytes) -> None:
     digest.update(b"raw\n")
     digest.update(body)
-
-
-def _add_json(digest: hashlib._Hash, body: bytes) -> None:
-    canonical = _canonical(body)
-    if canonical is None:
-        _add_raw(digest, body)
-    else:
-        digest.update(b"json\n" + canonical)
 
 
 def _canonical(body: bytes) -> bytes | None:

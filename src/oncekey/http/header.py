@@ -8,7 +8,7 @@ from typing import Final
 
 from oncekey.http.problems import Refusal
 
-__all__ = ["MAX_KEY", "read_key"]
+__all__ = ["MAX_KEY", "is_plain_key", "read_key"]
 
 MAX_KEY: Final = 255
 
@@ -16,6 +16,10 @@ MAX_KEY: Final = 255
 _BARE: Final = re.compile(r"[!#-+\--\[\]-~]{1,255}\Z").match
 _QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"\Z')
 _ESCAPED: Final = re.compile(r"\\(.)")
+
+
+is_plain_key: Final = re.compile(rb"[!#-+\--\[\]-~]{1,255}\Z").match
+"""Whether a value is a key as it stands."""
 
 
 def read_key(values: Sequence[bytes | str], header: str) -> str | None:

@@ -10,16 +10,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncekey._core.call import CURRENT, Job, Result, acall, call
+from oncekey._core.drive import arun, run
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import OncekeyError
 from oncekey.http import asgi, wsgi
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError
-from oncekey.http.entry import aadmit, admit, aidentify, identify
+from oncekey.http.entry import aidentify, identify
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
+from oncekey.models import Scope
 
 __all__ = ["AsyncRoutes", "Found", "Routes", "Seen", "already_read", "endless"]
 
@@ -78,13 +80,22 @@ class _Routes:
 class _Work:
     """The view of one request, as the engine calls it. Gives what is to be kept."""
 
-    def __init__(self, rules: Rules, job: Job, view: Callable[[], Any]) -> None:
+    job: Job
+    response: Any = None
+    kept: Answer | None = None
+    raised = False  # by the view: an error that may look like one of the engine's
+
+    def __init__(self, rules: Rules, facts: Facts, view: Callable[[], Any]) -> None:
         self.rules = rules
-        self.job = job
+        self.facts = facts
         self.view = view
-        self.response: Any = None
-        self.kept: Answer | None = None
-        self.raised = False  # an error that may look like one of the engine's
+
+    def at_hand(self, key: str, owner: Scope, body: bytes) -> Answer | None:
+        """Know what is to be done once; or give the answer, where this process has it."""
+        self.job = self.rules.job(key, owner, self.facts, body)
+        local = self.rules.local
+        found = None if local is None else local.get(self.job)
+        return None if found is None else self.rules.replay(found, self.facts)
 
     def __call__(self) -> Answer | None:
         self.rules.limits.count(self.job, CURRENT.get())
@@ -108,16 +119,18 @@ class _Work:
         self.kept = self.rules.kept(self.job, seen.answer)
         return self.kept
 
-    def given(self, result: Result, facts: Facts) -> Any:
+    def given(self, result: Result) -> Any:
         """What to send: the view's own response, or an answer instead."""
-        instead = self.rules.recorded(self.job, self.kept, result, facts)
+        instead = self.rules.recorded(self.job, self.kept, result, self.facts)
         return self.response if instead is None else instead
 
-    def failed(self, error: OncekeyError) -> Answer:
-        """What to answer to an error of the engine. One of the view's own is raised."""
-        if self.raised:
-            raise error
-        return self.rules.refusal(self.rules.failure(error))
+    def failed(self, error: Exception) -> Answer:
+        """What to answer to a refusal, or an error of the engine. The view's own are raised."""
+        if isinstance(error, OncekeyError):
+            if self.raised:
+                raise error
+            error = self.rules.failure(error)
+        return self.rules.refusal(error)  # type: ignore[arg-type]
 
 
 class Routes(_Routes):
@@ -147,19 +160,14 @@ class Routes(_Routes):
             body: Its whole body.
             view: Calls the framework's view.
         """
-        rules, store = self.rules, self.store
+        work, store = _Work(self.rules, facts, view), self.store
         try:
-            job = rules.job(key, identify(rules, store, facts), facts, body)
-            at_hand = rules.at_hand(job, facts)
+            at_hand = work.at_hand(key, identify(self.rules, store, facts), body)
             if at_hand is not None:
                 return at_hand
-            admit(rules, store, job)
-        except Refusal as no:
-            return rules.refusal(no)
-        work = _Work(rules, job, view)
-        try:
-            return work.given(call(store, job, work), facts)  # type: ignore[no-any-return]
-        except OncekeyError as error:
+            run(self.rules.limits.check(work.job), store)
+            return work.given(call(store, work.job, work))  # type: ignore[no-any-return]
+        except (Refusal, OncekeyError) as error:
             return work.failed(error)
 
 
@@ -176,17 +184,12 @@ class AsyncRoutes(_Routes):
         self, key: str, facts: Facts, body: bytes, view: Callable[[], Awaitable[Seen[R]]]
     ) -> R | Answer:
         """See ``Routes.run``."""
-        rules, store = self.rules, self.store
+        work, store = _Work(self.rules, facts, view), self.store
         try:
-            job = rules.job(key, await aidentify(rules, store, facts), facts, body)
-            at_hand = rules.at_hand(job, facts)
+            at_hand = work.at_hand(key, await aidentify(self.rules, store, facts), body)
             if at_hand is not None:
                 return at_hand
-            await aadmit(rules, store, job)
-        except Refusal as no:
-            return rules.refusal(no)
-        work = _Work(rules, job, view)
-        try:
-            return work.given(await acall(store, job, work.awaited), facts)  # type: ignore[no-any-return]
-        except OncekeyError as error:
+            await arun(self.rules.limits.check(work.job), store)
+            return work.given(await acall(store, work.job, work.awaited))  # type: ignore[no-any-return]
+        except (Refusal, OncekeyError) as error:
             return work.failed(error)

@@ -8,8 +8,10 @@ is worded.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,12 +29,11 @@ from oncekey.errors import (
 )
 from oncekey.http.answer import Answer, AnswerCodec, Fields
 from oncekey.http.body import declared_length
-from oncekey.http.callers import Callers, header_of
+from oncekey.http.callers import Callers, Limits, header_of
 from oncekey.http.coding import accepts, coding_of, plain
 from oncekey.http.facts import Facts
 from oncekey.http.fingerprint import fingerprint
-from oncekey.http.header import read_key
-from oncekey.http.limits import Limits
+from oncekey.http.header import is_plain_key, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope, Verdict
@@ -82,6 +83,8 @@ class Rules:
         self.callers = Callers(settings)
         self.limits = Limits(settings)
         names = {name.lower() for name in settings.stored_headers} | STORED_HEADERS
+        done = range(200, 400) if settings.store_status is None else ()
+        self._done = frozenset(done)  # no need to ask settings.stores
         self._stored = frozenset(name.encode() for name in names - NEVER_STORED)
 
     # Before the handler
@@ -100,7 +103,11 @@ class Rules:
             path = facts.path.decode("utf-8", "replace")
             if not settings.applies(facts.method, path):
                 return None
-        name = read_key(facts.keys, self.header)
+        keys = facts.keys
+        if len(keys) == 1 and type(raw := keys[0]) is bytes and is_plain_key(raw):
+            name: str | None = raw.decode("ascii")  # as nearly all are
+        else:
+            name = read_key(keys, self.header)
         if name is None:
             if not settings.required:
                 return None
@@ -140,12 +147,7 @@ class Rules:
         method, kind = facts.method, facts.content_type
         mark = fingerprint(settings.fingerprint, method, facts.target, kind, facts.encoding, body)
         strict = settings.raise_on_persist_error
-        return Job(Key(scope, name), mark, self._plan, self._codec, method, _is_kept, strict)
-
-    def at_hand(self, job: Job, facts: Facts) -> Answer | None:
-        """The answer, where this process has it at hand."""
-        found = None if self.local is None else self.local.get(job)
-        return None if found is None else self.replay(found, facts)
+        return Job(Key(scope, name), mark, self._plan, self._codec, method, bool, strict)
 
     def opened(self, job: Job, claim: Claim | ClaimReply, facts: Facts) -> Claim | Answer:
         """The right to run, or what to answer instead.
@@ -159,58 +161,55 @@ class Rules:
         if claim.verdict is not Verdict.REPLAY:
             raise refusal(claim, job.operation, job.plan.terms)
         answer: Answer = job.codec.decode(claim.answer or b"")
-        return self.replay_here(job, answer, facts)
+        if self.local is not None:
+            self.local.put(job, answer)
+        return self.replay(answer, facts)
 
     # After it
 
     def kept(self, job: Job, answer: Answer) -> Answer | None:
         """What of an answer is stored; ``None``: nothing, the key stays free for a retry."""
-        settings = self.settings
+        settings, stored = self.settings, self._stored
         status, headers, body = answer
-        if not settings.stores(status):
+        if status not in self._done and not settings.stores(status):
             return None
-        headers, secret = self._fit_to_keep(headers)
-        if secret or (body is not None and len(body) > settings.max_answer_bytes):
+        fit = []
+        for name, value in headers:
+            low = name.lower()
+            # What holds a line end no server would send as one field.
+            if low in stored and b"\n" not in value and b"\r" not in value:
+                fit.append((low, value))
+                if low == b"cache-control" and b"no-store" in value.lower():
+                    body = None if settings.honor_no_store else body
+        if body is not None and len(body) > settings.max_answer_bytes:
             body = None
-        kept = Answer(status, headers, body)
         if settings.redact is not None:
-            try:
-                status, headers, body = settings.redact(kept)
-                kept = Answer(status, self._fit_to_keep(headers)[0], body)
-            except Exception:
-                # The request was done. What can't be made fit to keep is not kept.
-                logger.exception("redact failed: only the status of this answer is stored")
-                return Answer(answer.status, (), None)
-        if kept.body and not self.limits.fits(job, len(kept.body)):
-            return kept._replace(body=None)
-        return kept
+            status, fit, body = self._redacted(settings.redact, Answer(status, tuple(fit), body))
+        if body and not self.limits.fits(job, len(body)):
+            body = None
+        return Answer(status, tuple(fit), body)
 
-    def _fit_to_keep(self, headers: Fields) -> tuple[Fields, bool]:
-        """The header fields that are stored, and whether they say that the body is not to be."""
-        stored, fit, secret = self._stored, [], False
-        for field in headers:
-            name, value = field
-            if name in stored and b"\n" not in value and b"\r" not in value:
-                fit.append(field)  # of the others no server would make one field
-                if name == b"cache-control" and self.settings.honor_no_store:
-                    secret = secret or b"no-store" in value.lower()
-        return tuple(fit), secret
+    def _redacted(
+        self, redact: Callable[[Answer], Answer], answer: Answer
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes | None]:
+        try:
+            status, headers, body = redact(answer)
+        except Exception:
+            # The request was done. What can't be made fit to keep is not kept.
+            logger.exception("redact failed: only the status of this answer is stored")
+            return answer.status, [], None
+        fields = [(name, value) for name, value in headers if name in self._stored]
+        return status, [one for one in fields if not re.search(rb"[\r\n]", one[1])], body
 
     def recorded(
         self, job: Job, kept: Answer | None, result: Result, facts: Facts
     ) -> Answer | None:
         """What to answer instead, once the outcome is recorded; ``None``: what was kept."""
-        if result.replayed:
-            return self.replay_here(job, result.value, facts)  # another worker's outcome counts
-        if kept is not None and self.local is not None:
-            self.local.put(job, kept)
-        return None
-
-    def replay_here(self, job: Job, answer: Answer, facts: Facts) -> Answer:
-        """``replay``, and keep it at hand for the next one."""
-        if self.local is not None:
+        answer: Answer | None = result.value if result.replayed else kept
+        if answer is not None and self.local is not None:
             self.local.put(job, answer)
-        return self.replay(answer, facts)
+        # If it is a replay, another worker's outcome counts.
+        return self.replay(result.value, facts) if result.replayed else None
 
     def replay(self, answer: Answer, facts: Facts) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
@@ -293,10 +292,6 @@ class Rules:
                 retry_after=UNAVAILABLE_RETRY,
             )
         return Refusal("key-invalid", str(error))
-
-
-def _is_kept(value: Any) -> bool:
-    return value is not None
 
 
 class LocalAnswers:

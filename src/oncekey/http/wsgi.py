@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
-from oncekey._core.call import CURRENT, Job, give_up, record
+from oncekey._core.call import CURRENT, Job, give_up, open_claim, record
+from oncekey._core.drive import run
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey.abc import Store
-from oncekey.errors import BackendMismatchError, ClaimLostError, StoreError
+from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, wsgi_body
-from oncekey.http.entry import enter, identify
+from oncekey.http.entry import identify
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.problems import Refusal, unread
@@ -119,7 +120,14 @@ class IdempotencyMiddleware:
         owner = identify(rules, self.store, facts)
         body = wsgi_body(facts.source, rules.settings.max_body_bytes, rules.body_seconds)
         job = rules.job(key, owner, facts, body)
-        opened = enter(rules, self.store, job, facts)
+        if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
+            return rules.replay(at_hand, facts)
+        try:
+            if rules.limits.wait(job) is not None:
+                run(rules.limits.check(job), self.store)
+            opened = rules.opened(job, open_claim(self.store, job), facts)
+        except OncekeyError as error:
+            raise rules.failure(error) from None
         if isinstance(opened, Answer):
             return opened
         return _Exchange(rules, facts, self.store, job, opened, start_response), body
@@ -255,7 +263,7 @@ class _Exchange(Exchange):
 
     def _finish(self) -> None:
         """The application has said all: record it, then let the last part go."""
-        self._record(self.whole())
+        self._record(None if self.parts is None else b"".join(self.parts))
         if self.instead is not None:
             self.began_to_answer = True
             _give(self._real_start, self.instead)
@@ -266,9 +274,9 @@ class _Exchange(Exchange):
         if self.recorded:
             return
         self._beat.__exit__()
+        self.recorded = True
         status, headers = self._started or ("000", [])
-        fields = fields_of(headers)
-        kept = self.kept(int(status[:3]), fields, body)
+        kept = self.rules.kept(self.job, Answer(int(status[:3]), fields_of(headers), body))
         try:
             result = record(self._store, self.job, self.claim, kept)
         except (ClaimLostError, StoreError) as error:
