@@ -1,4 +1,8 @@
-"""oncekey: retries made safe. Delivered twice, sent twice, run twice: one recorded outcome."""
+"""oncekey: retries made safe. Delivered twice, sent twice, run twice: one recorded outcome.
+
+``__all__`` is what most programs need. Other public names can be imported from here too, as can the
+older ones: ``docs/reference/names.md`` has both, each with its home.
+"""
 
 from __future__ import annotations
 
@@ -7,185 +11,112 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey._version import __version__
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what is not in __all__ is imported as itself, so that type checkers see it
     from oncekey._core.transact import Tx, current_transaction
-    from oncekey.abc import AsyncStore, IdempotencyBackend, Store
-    from oncekey.adcp import STANDARD_ERROR_CODES, capabilities_response
-    from oncekey.canonical import (
-        EXCLUDED_FIELDS,
-        canonical_json_sha256,
-        canonicalize,
-        strip_excluded_fields,
-    )
+    from oncekey.abc import AsyncStore, Store
+    from oncekey.abc import IdempotencyBackend as IdempotencyBackend
+    from oncekey.adcp import STANDARD_ERROR_CODES as STANDARD_ERROR_CODES
+    from oncekey.adcp import capabilities_response as capabilities_response
+    from oncekey.canonical import EXCLUDED_FIELDS as EXCLUDED_FIELDS
+    from oncekey.canonical import canonical_json_sha256 as canonical_json_sha256
+    from oncekey.canonical import canonicalize as canonicalize
+    from oncekey.canonical import strip_excluded_fields as strip_excluded_fields
+    from oncekey.errors import *  # noqa: F403
     from oncekey.errors import (
-        AnswerOmittedError,
-        BackendMismatchError,
-        CanonicalJSONError,
-        ClaimLostError,
         IdempotencyConflictError,
-        IdempotencyError,
         IdempotencyExpiredError,
         IdempotencyInFlightError,
-        IdempotencyRateLimitedError,
-        IdempotencyRecursionError,
-        IdempotencyScopeError,
-        InvalidKeyError,
-        InvalidRequestError,
         OncekeyError,
         PermanentError,
-        PolicyError,
-        StoreClosedError,
-        StoreConfigError,
-        StoreCorruptError,
         StoreError,
-        StoreFullError,
-        StoreReadOnlyError,
-        StoreTimeoutError,
-        StoreUnavailableError,
-        TransactionRefusedError,
-        UnsupportedAnswerError,
-        WebhookDedupOwnershipError,
     )
     from oncekey.guard import AsyncOnce, Once, current_claim
-    from oncekey.keys import event_id, hmac_key, json_path, payload_hash, signature_bound, ulid
-    from oncekey.models import CachedResponse
+    from oncekey.keys import event_id as event_id
+    from oncekey.keys import hmac_key as hmac_key
+    from oncekey.keys import json_path as json_path
+    from oncekey.keys import payload_hash as payload_hash
+    from oncekey.keys import signature_bound as signature_bound
+    from oncekey.keys import ulid as ulid
+    from oncekey.models import CachedResponse as CachedResponse
     from oncekey.policy import Policy
     from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
     from oncekey.request import IdempotencyStore, ToolContext
-    from oncekey.stores.memory import MemoryBackend, MemoryStore
-    from oncekey.stores.postgres import AsyncPostgresStore, PgBackend, PgStore, PostgresStore
-    from oncekey.stores.redis import AsyncRedisStore, RedisBackend, RedisStore
+    from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+    from oncekey.stores.memory import MemoryBackend as MemoryBackend
+    from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+    from oncekey.stores.postgres import PgBackend as PgBackend
+    from oncekey.stores.postgres import PgStore as PgStore
+    from oncekey.stores.redis import AsyncRedisStore, RedisStore
+    from oncekey.stores.redis import RedisBackend as RedisBackend
     from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
     from oncekey.stores.urls import aconnect, connect
-    from oncekey.webhook import (
-        AsyncWebhookDedup,
-        SyncWebhookDedupStore,
-        WebhookDedup,
-        WebhookDedupClaim,
-        WebhookDedupStore,
-    )
+    from oncekey.webhook import AsyncWebhookDedup, WebhookDedup
+    from oncekey.webhook import SyncWebhookDedupStore as SyncWebhookDedupStore
+    from oncekey.webhook import WebhookDedupClaim as WebhookDedupClaim
+    from oncekey.webhook import WebhookDedupStore as WebhookDedupStore
 
 __all__ = [
-    "EXCLUDED_FIELDS",
-    "STANDARD_ERROR_CODES",
-    "AnswerOmittedError",
+    "AsyncMemoryStore",
     "AsyncOnce",
     "AsyncPostgresStore",
     "AsyncRedisStore",
     "AsyncStore",
     "AsyncWebhookDedup",
     "AsyncWebhookReceiver",
-    "BackendMismatchError",
-    "CachedResponse",
-    "CanonicalJSONError",
-    "ClaimLostError",
-    "IdempotencyBackend",
     "IdempotencyConflictError",
-    "IdempotencyError",
     "IdempotencyExpiredError",
     "IdempotencyInFlightError",
-    "IdempotencyRateLimitedError",
-    "IdempotencyRecursionError",
-    "IdempotencyScopeError",
     "IdempotencyStore",
-    "InvalidKeyError",
-    "InvalidRequestError",
-    "MemoryBackend",
     "MemoryStore",
     "Once",
     "OncekeyError",
     "PermanentError",
-    "PgBackend",
-    "PgStore",
     "Policy",
-    "PolicyError",
     "PostgresStore",
-    "RedisBackend",
     "RedisStore",
     "SQLiteBackend",
     "SQLiteStore",
     "Store",
-    "StoreClosedError",
-    "StoreConfigError",
-    "StoreCorruptError",
     "StoreError",
-    "StoreFullError",
-    "StoreReadOnlyError",
-    "StoreTimeoutError",
-    "StoreUnavailableError",
-    "SyncWebhookDedupStore",
     "ToolContext",
-    "TransactionRefusedError",
     "Tx",
-    "UnsupportedAnswerError",
     "WebhookDedup",
-    "WebhookDedupClaim",
-    "WebhookDedupOwnershipError",
-    "WebhookDedupStore",
     "WebhookReceiver",
     "__version__",
     "aconnect",
-    "canonical_json_sha256",
-    "canonicalize",
-    "capabilities_response",
     "connect",
     "current_claim",
     "current_transaction",
-    "event_id",
-    "hmac_key",
-    "json_path",
-    "payload_hash",
-    "signature_bound",
-    "strip_excluded_fields",
-    "ulid",
 ]
 
-# Where each public name lives. Loaded when it is first used: importing oncekey stays cheap.
+# Where each name lives; errors are in oncekey.errors. Loaded when it is first used, so that
+# importing oncekey stays cheap.
 _HOMES = {
-    "oncekey.abc": ("AsyncStore", "IdempotencyBackend", "Store"),
-    "oncekey.adcp": ("STANDARD_ERROR_CODES", "capabilities_response"),
-    "oncekey.canonical": (
-        "EXCLUDED_FIELDS",
-        "canonical_json_sha256",
-        "canonicalize",
-        "strip_excluded_fields",
-    ),
-    "oncekey.errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "oncekey.guard": ("AsyncOnce", "Once", "current_claim"),
-    "oncekey.keys": (
-        "event_id",
-        "hmac_key",
-        "json_path",
-        "payload_hash",
-        "signature_bound",
-        "ulid",
-    ),
-    "oncekey.models": ("CachedResponse",),
-    "oncekey.policy": ("Policy",),
-    "oncekey.receiver": ("AsyncWebhookReceiver", "WebhookReceiver"),
-    "oncekey.request": ("IdempotencyStore", "ToolContext"),
-    "oncekey._core.transact": ("Tx", "current_transaction"),
-    "oncekey.stores.postgres": ("AsyncPostgresStore", "PgBackend", "PgStore", "PostgresStore"),
-    "oncekey.stores.redis": ("AsyncRedisStore", "RedisBackend", "RedisStore"),
-    "oncekey.stores.memory": ("MemoryBackend", "MemoryStore"),
-    "oncekey.stores.sqlite": ("SQLiteBackend", "SQLiteStore"),
-    "oncekey.stores.urls": ("aconnect", "connect"),
-    "oncekey.webhook": (
-        "AsyncWebhookDedup",
-        "SyncWebhookDedupStore",
-        "WebhookDedup",
-        "WebhookDedupClaim",
-        "WebhookDedupStore",
-    ),
+    "_core.transact": "Tx current_transaction",
+    "abc": "AsyncStore IdempotencyBackend Store",
+    "adcp": "STANDARD_ERROR_CODES capabilities_response",
+    "canonical": "EXCLUDED_FIELDS canonical_json_sha256 canonicalize strip_excluded_fields",
+    "guard": "AsyncOnce Once current_claim",
+    "keys": "event_id hmac_key json_path payload_hash signature_bound ulid",
+    "models": "CachedResponse",
+    "policy": "Policy",
+    "receiver": "AsyncWebhookReceiver WebhookReceiver",
+    "request": "IdempotencyStore ToolContext",
+    "stores.memory": "AsyncMemoryStore MemoryBackend MemoryStore",
+    "stores.postgres": "AsyncPostgresStore PgBackend PgStore PostgresStore",
+    "stores.redis": "AsyncRedisStore RedisBackend RedisStore",
+    "stores.sqlite": "SQLiteBackend SQLiteStore",
+    "stores.urls": "aconnect connect",
+    "webhook": "AsyncWebhookDedup SyncWebhookDedupStore WebhookDedup WebhookDedupClaim WebhookDedupStore",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
+    home = "errors" if name.endswith("Error") else _HOME_OF.get(name)
+    if home is None:
         raise AttributeError(f"module 'oncekey' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    value = getattr(import_module(f"oncekey.{home}"), name)
     globals()[name] = value
     return value
 

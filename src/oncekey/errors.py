@@ -2,41 +2,12 @@
 
 A duplicate is an outcome, not an error: inside, the engine returns values. These
 classes are what the outermost shells raise when there is no value to return.
+Every name here that ends in ``Error`` is public.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-__all__ = [
-    "AnswerOmittedError",
-    "BackendMismatchError",
-    "CanonicalJSONError",
-    "ClaimLostError",
-    "IdempotencyConflictError",
-    "IdempotencyError",
-    "IdempotencyExpiredError",
-    "IdempotencyInFlightError",
-    "IdempotencyRateLimitedError",
-    "IdempotencyRecursionError",
-    "IdempotencyScopeError",
-    "InvalidKeyError",
-    "InvalidRequestError",
-    "OncekeyError",
-    "PermanentError",
-    "PolicyError",
-    "StoreClosedError",
-    "StoreConfigError",
-    "StoreCorruptError",
-    "StoreError",
-    "StoreFullError",
-    "StoreReadOnlyError",
-    "StoreTimeoutError",
-    "StoreUnavailableError",
-    "TransactionRefusedError",
-    "UnsupportedAnswerError",
-    "WebhookDedupOwnershipError",
-]
 
 
 def _rebuild(kind: type[OncekeyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
@@ -178,35 +149,32 @@ class IdempotencyError(OncekeyError):
 
     code = "IDEMPOTENCY_ERROR"
     recovery = "terminal"
+    message = "the call was refused"
+    suggestion = ""
 
     def __init__(
         self,
         operation: str,
         errors: list[Any] | None = None,
         *,
-        message: str = "the call was refused",
-        suggestion: str = "",
+        message: str | None = None,
+        suggestion: str | None = None,
         retry_after: int | None = None,
         recovery: str | None = None,
     ) -> None:
         self.operation = operation
-        self.message = message
-        self.suggestion = suggestion
+        self.message = self.message if message is None else message
+        self.suggestion = self.suggestion if suggestion is None else suggestion
         self.retry_after = retry_after
         if recovery is not None:
             self.recovery = recovery
         if errors is None:
-            error: dict[str, Any] = {
-                "code": self.code,
-                "message": message,
-                "recovery": self.recovery,
-            }
-            if retry_after is not None:
-                error["retry_after"] = retry_after
-            errors = [error]
+            error = {"code": self.code, "message": self.message, "recovery": self.recovery}
+            errors = [error if retry_after is None else {**error, "retry_after": retry_after}]
         self.errors = errors
         self.error_codes = [self.code]
-        super().__init__(f"{operation}: {message}" + (f". {suggestion}" if suggestion else ""))
+        hint = f". {self.suggestion}" if self.suggestion else ""
+        super().__init__(f"{operation}: {self.message}{hint}")
 
 
 class IdempotencyConflictError(IdempotencyError):
@@ -214,6 +182,8 @@ class IdempotencyConflictError(IdempotencyError):
 
     code = "IDEMPOTENCY_CONFLICT"
     recovery = "correctable"
+    message = "idempotency_key reused with a different payload"
+    suggestion = "Resend the exact first payload, or use a fresh key for a new request"
 
     def __init__(
         self,
@@ -224,13 +194,7 @@ class IdempotencyConflictError(IdempotencyError):
         recovery: str | None = None,
     ) -> None:
         self.agent_id = agent_id
-        super().__init__(
-            operation,
-            errors,
-            message="idempotency_key reused with a different payload",
-            suggestion="Resend the exact first payload, or use a fresh key for a new request",
-            recovery=recovery,
-        )
+        super().__init__(operation, errors, recovery=recovery)
 
 
 class IdempotencyInFlightError(IdempotencyError):
@@ -239,14 +203,12 @@ class IdempotencyInFlightError(IdempotencyError):
     code = "IDEMPOTENCY_IN_FLIGHT"
     recovery = "transient"
     retryable = True
+    message = "a call with this idempotency_key is still running"
+    suggestion = "Retry with the same key and payload in {} s"
 
     def __init__(self, operation: str, retry_after: int) -> None:
-        super().__init__(
-            operation,
-            message="a call with this idempotency_key is still running",
-            suggestion=f"Retry with the same key and payload in {retry_after} s",
-            retry_after=retry_after,
-        )
+        hint = self.suggestion.format(retry_after)
+        super().__init__(operation, suggestion=hint, retry_after=retry_after)
 
 
 class IdempotencyRecursionError(IdempotencyInFlightError):
@@ -258,16 +220,11 @@ class IdempotencyRecursionError(IdempotencyInFlightError):
 
     recovery = "terminal"
     retryable = False
-
-    def __init__(self, operation: str, retry_after: int) -> None:
-        IdempotencyError.__init__(
-            self,
-            operation,
-            message="it is called with a key that it is already running under, further out, and "
-            "would wait for itself",
-            suggestion="Call the unguarded function inside, or use another key for the inner step",
-            retry_after=retry_after,
-        )
+    message = (
+        "it is called with a key that it is already running under, further out, and would wait "
+        "for itself"
+    )
+    suggestion = "Call the unguarded function inside, or use another key for the inner step"
 
 
 class IdempotencyExpiredError(IdempotencyError):
@@ -275,14 +232,8 @@ class IdempotencyExpiredError(IdempotencyError):
 
     code = "IDEMPOTENCY_EXPIRED"
     recovery = "correctable"
-
-    def __init__(self, operation: str, *, recovery: str | None = None) -> None:
-        super().__init__(
-            operation,
-            message="this idempotency_key was used before and its replay window is over",
-            suggestion="Check whether the first call took effect, then use a fresh key",
-            recovery=recovery,
-        )
+    message = "this idempotency_key was used before and its replay window is over"
+    suggestion = "Check whether the first call took effect, then use a fresh key"
 
 
 class IdempotencyScopeError(IdempotencyError):
@@ -290,13 +241,8 @@ class IdempotencyScopeError(IdempotencyError):
 
     code = "INVALID_REQUEST"
     recovery = "correctable"
-
-    def __init__(self, operation: str) -> None:
-        super().__init__(
-            operation,
-            message="idempotency_key requires an authenticated caller",
-            suggestion="Set context.caller_identity from the verified credentials",
-        )
+    message = "idempotency_key requires an authenticated caller"
+    suggestion = "Set context.caller_identity from the verified credentials"
 
 
 class IdempotencyRateLimitedError(IdempotencyError):
@@ -305,14 +251,11 @@ class IdempotencyRateLimitedError(IdempotencyError):
     code = "RATE_LIMITED"
     recovery = "transient"
     retryable = True
+    message = "too many new idempotency keys from this caller"
 
     def __init__(self, operation: str, retry_after: int) -> None:
-        super().__init__(
-            operation,
-            message="too many new idempotency keys from this caller",
-            suggestion=f"Slow down and retry with the same key in {retry_after} s",
-            retry_after=retry_after,
-        )
+        hint = f"Slow down and retry with the same key in {retry_after} s"
+        super().__init__(operation, suggestion=hint, retry_after=retry_after)
 
 
 class StoreError(OncekeyError):

@@ -37,14 +37,7 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
 from oncekey.adcp.peer import for_adcp_package
-from oncekey.adcp.profile import (
-    STRICT_KEY,
-    Rules,
-    account_parts,
-    is_stored,
-    no_error,
-    with_envelope,
-)
+from oncekey.adcp.profile import STRICT_KEY, Rules, account_parts, keeps_of, with_envelope
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -221,7 +214,7 @@ class IdempotencyStore:
         self._states_lease = leased or profile != "classic"
         self.in_flight_max_seconds = longest
         self._salt = account_salt.encode() if isinstance(account_salt, str) else account_salt
-        self._keeps = is_stored if profile == "adcp-3.2" else no_error
+        self._keeps = keeps_of(profile)
         self._plan = Plan.of(
             Policy(
                 ttl=ttl_seconds,

@@ -1,27 +1,4 @@
 """The state machine for authors of stores: read a record, decide with these, write the result."""
 
-from oncekey._core.transitions import (
-    CLAIMS,
-    SETTLEMENTS,
-    Act,
-    Event,
-    Situation,
-    claim,
-    mark,
-    mark_fence,
-    settle,
-    situate,
-)
-
-__all__ = [
-    "CLAIMS",
-    "SETTLEMENTS",
-    "Act",
-    "Event",
-    "Situation",
-    "claim",
-    "mark",
-    "mark_fence",
-    "settle",
-    "situate",
-]
+from oncekey._core.transitions import *  # noqa: F403
+from oncekey._core.transitions import __all__ as __all__  # noqa: PLC0414

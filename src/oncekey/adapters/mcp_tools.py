@@ -101,6 +101,7 @@ def once_tool(
         BackendMismatchError: An async function with ``Once``, or another one with ``AsyncOnce``.
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
+    # Long: most of it says what the options do.
     if transactional:
         check_transactional(once.store)
     if check_on_cancel(on_cancel) == "release":
@@ -138,35 +139,23 @@ def once_tool(
                 key=Key(scope, made.key.name), keeps=_keeps, finishing=alone if finishes else None
             )
 
-        if isinstance(once, AsyncOnce):
-
-            @functools.wraps(function)
-            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                work = functools.partial(function, *args, **kwargs)
-                try:
-                    return (await run(job(args, kwargs), work, transactional, on)).value
-                except StoreError:
-                    raise  # the server's own trouble: it is logged there
-                except OncekeyError as error:
-                    raise ToolError(f"{error.code}: {error}") from error
-
-            return asynchronous
-
-        def synchronous(*args: Any, **kwargs: Any) -> Any:
+        def outcome(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             work = functools.partial(function, *args, **kwargs)
+            return run(job(args, kwargs), work, transactional, on)
+
+        @functools.wraps(function)
+        async def tool(*args: Any, **kwargs: Any) -> Any:
             try:
-                return run(job(args, kwargs), work, transactional, on).value
+                if isinstance(once, AsyncOnce):
+                    return (await outcome(args, kwargs)).value
+                # Not in the SDK's threads: those serve every sync tool.
+                return (await in_thread("tool", outcome, args, kwargs)).value
             except StoreError:
-                raise
+                raise  # the server's own trouble: it is logged there
             except OncekeyError as error:
                 raise ToolError(f"{error.code}: {error}") from error
 
-        # Async, so that it does not take the SDK's threads: those serve every sync tool.
-        @functools.wraps(function)
-        async def threaded(*args: Any, **kwargs: Any) -> Any:
-            return await in_thread("tool", functools.partial(synchronous, *args, **kwargs))
-
-        return threaded
+        return tool
 
     return decorate
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ __all__ = [
     "account_parts",
     "is_error",
     "is_stored",
+    "keeps_of",
     "no_error",
     "with_envelope",
 ]
@@ -115,6 +116,11 @@ def is_stored(answer: Any) -> bool:
     the next request with its key runs again.
     """
     return not is_error(answer) and _text(field_of(answer, "status")) not in _UNSUCCESSFUL
+
+
+def keeps_of(profile: str) -> Callable[[Any], bool]:
+    """What says of an answer whether a store of that profile keeps it."""
+    return is_stored if _PROFILES[profile] else no_error
 
 
 def with_envelope(answer: Any, context: Any, *, replayed: bool) -> Any:

@@ -32,6 +32,7 @@ from oncekey.signatures.base import (
     Facts,
     Item,
     Proof,
+    Provider,
     Secrets,
     SignedRequest,
     as_bytes,
@@ -101,12 +102,24 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 Publisher = str | Mapping[str, str] | Callable[[str], str | None] | None
 
 
-class AdcpProvider(AskingProvider):
-    """AdCP webhooks signed by RFC 9421. Made by ``adcp_provider``."""
+class _Envelopes(Provider):
+    """What AdCP asks of a delivery's body, however it is signed."""
 
     on_changed = "reject"
-    needs_nonces = True
     rejection_headers = staticmethod(rejection_headers)
+
+    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
+        check_envelope(payload)
+        return super()._item(headers, payload, event_id_in(payload))
+
+    def _check_signable(self, body: bytes) -> None:
+        check_signable(self.name, body)
+
+
+class AdcpProvider(_Envelopes, AskingProvider):
+    """AdCP webhooks signed by RFC 9421. Made by ``adcp_provider``."""
+
+    needs_nonces = True
 
     def __init__(
         self,
@@ -136,6 +149,7 @@ class AdcpProvider(AskingProvider):
         that is right, so that nobody without a key can fill the store. It is used up before the
         body is looked at, so that a signed but malformed body can't be sent again and again.
         """
+        # Long: the profile's list, in the profile's order, is best read in one piece.
         _refuse_mode(delivery.headers, _HMAC_HEADERS)
         covered, signature = _read_headers(delivery.headers)  # 1
         params = covered.params
@@ -144,11 +158,8 @@ class AdcpProvider(AskingProvider):
             reject("tag_invalid")
         if params["alg"] not in ALLOWED:  # 4
             reject("alg_not_allowed")
-        key_id, created, expires = (
-            str(params["keyid"]),
-            int(params["created"]),
-            int(params["expires"]),
-        )
+        key_id = str(params["keyid"])
+        created, expires = int(params["created"]), int(params["expires"])
         if not (  # 5, written so that a clock that is no number fails it
             created < expires <= created + WINDOW_SECONDS
             and created <= now + SKEW_SECONDS
@@ -216,16 +227,11 @@ class AdcpProvider(AskingProvider):
         try:
             self._url.check(delivery.url)
             target = canonical_target(self._url.form(delivery.url))
-            named = (
-                []
-                if self._url.public_url
-                else [delivery.headers.one(n) for n in (":authority", "host")]
-            )
-            for host in named:
-                if (
-                    host is not None
-                    and canonical_authority(host, target.scheme) != target.authority
-                ):
+            for name in () if self._url.public_url else (":authority", "host"):
+                host = delivery.headers.one(name)
+                if host is None:
+                    continue
+                if canonical_authority(host, target.scheme) != target.authority:
                     reject("target_uri_malformed")
         except (ValueError, Rejection):
             reject("target_uri_malformed")
@@ -250,13 +256,6 @@ class AdcpProvider(AskingProvider):
         return VerifiedWebhookSender(
             self.name, account=self.sender.account, key_id=key_id, publisher=publisher or ""
         )
-
-    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
-        check_envelope(payload)
-        return super()._item(headers, payload, event_id_in(payload))
-
-    def _check_signable(self, body: bytes) -> None:
-        check_signable(self.name, body)
 
     def _sign(self, request: SignedRequest, now: float) -> SignedRequest:
         fields = dict(request.headers)
@@ -384,6 +383,7 @@ def adcp_provider(
     Raises:
         PolicyError: An option can't work, or ``cryptography`` is not installed.
     """
+    # Long: most of it says what the options do.
     need_cryptography()
     signer = load_signing_key(signing_key, key_id)
     if signer is not None and signer.algorithm not in ALLOWED:
@@ -414,11 +414,8 @@ def adcp_provider(
 # --- legacy HMAC -----------------------------------------------------------------------------
 
 
-class AdcpHmacProvider(HmacProvider):
+class AdcpHmacProvider(_Envelopes, HmacProvider):
     """AdCP webhooks signed by the legacy HMAC. Made by ``adcp_hmac_provider``."""
-
-    on_changed = "reject"
-    rejection_headers = staticmethod(rejection_headers)
 
     def __init__(self, facts: Facts, *, publisher: str, **options: Any) -> None:
         super().__init__(facts, **options)
@@ -441,13 +438,6 @@ class AdcpHmacProvider(HmacProvider):
             signature=proof.signature,
             signed_message=proof.message,
         )
-
-    def _item(self, headers: Headers, payload: Any, event_id: str | None) -> Item:
-        check_envelope(payload)
-        return super()._item(headers, payload, event_id_in(payload))
-
-    def _check_signable(self, body: bytes) -> None:
-        check_signable(self.name, body)
 
 
 def adcp_hmac_provider(

@@ -13,24 +13,15 @@ from oncekey.errors import StoreConfigError
 
 __all__ = ["aconnect", "connect"]
 
-SCHEMES: Final[dict[str, tuple[str, str]]] = {
-    # scheme: (module, the extra that brings its driver)
-    "memory": ("oncekey.stores.memory", ""),
-    "sqlite": ("oncekey.stores.sqlite", ""),
-    "postgresql": ("oncekey.stores.postgres", "postgres"),
-    "postgres": ("oncekey.stores.postgres", "postgres"),
-    "postgresql+psycopg": ("oncekey.stores.postgres", "postgres"),
-    "postgresql+asyncpg": ("oncekey.stores.postgres", "postgres"),
-    "redis": ("oncekey.stores.redis", "redis"),
-    "rediss": ("oncekey.stores.redis", "redis"),
-    "redis+cluster": ("oncekey.stores.redis", "redis"),
-    "rediss+cluster": ("oncekey.stores.redis", "redis"),
-    "redis+sentinel": ("oncekey.stores.redis", "redis"),
-    "rediss+sentinel": ("oncekey.stores.redis", "redis"),
-    "valkey": ("oncekey.stores.redis", "redis"),
-    "valkeys": ("oncekey.stores.redis", "redis"),
-    "unix": ("oncekey.stores.redis", "redis"),
+_STORES: Final = {  # the module in oncekey.stores: the schemes of its URLs
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "postgres": "postgresql postgres postgresql+psycopg postgresql+asyncpg",
+    "redis": "redis rediss redis+cluster rediss+cluster redis+sentinel rediss+sentinel "
+    "valkey valkeys unix",
 }
+SCHEMES: Final = {scheme: store for store, names in _STORES.items() for scheme in names.split()}
+_EXTRAS: Final = ("postgres", "redis")  # stores whose driver an extra of that name brings
 GROUP: Final = "oncekey.stores"
 
 
@@ -72,8 +63,8 @@ def _open(opener: Callable[..., object], url: str, options: dict[str, Any]) -> o
     try:
         return opener(url, dict(options))
     except ModuleNotFoundError as error:
-        extra = SCHEMES.get(_scheme(url), ("", ""))[1]
-        if not extra:
+        extra = SCHEMES.get(_scheme(url))
+        if extra not in _EXTRAS:
             raise
         raise StoreConfigError(
             f"{_scheme(url)}:// needs the package {error.name}, which is not installed: run "
@@ -94,7 +85,7 @@ def _find(url: str, function: str) -> Callable[..., object]:
         raise StoreConfigError("that is not a store URL: write memory:// or sqlite:///file.db")
     known = SCHEMES.get(scheme)
     if known is not None:
-        module: Any = import_module(known[0])
+        module: Any = import_module(f"{GROUP}.{known}")
     else:
         found = next(iter(entry_points(group=GROUP, name=scheme)), None)
         if found is None:
