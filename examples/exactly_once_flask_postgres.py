@@ -20,7 +20,7 @@ from flask import Flask, Response, request
 from oncekey import (
     IdempotencyConflictError,
     IdempotencyInFlightError,
-    PgStore,
+    PostgresStore,
     StoreError,
     WebhookDedup,
 )
@@ -29,7 +29,7 @@ from oncekey.signatures import hmac_provider
 
 def create_app(database: str | None = None, secret: str | None = None) -> Flask:
     app = Flask(__name__)
-    store = PgStore(database or os.environ["DATABASE_URL"])
+    store = PostgresStore(database or os.environ["DATABASE_URL"])
     dedup = WebhookDedup(store)
     app.extensions["oncekey"] = store  # for whoever ends the app to close
     acme = hmac_provider(

@@ -21,7 +21,7 @@ from typing import Any
 
 from flask import Flask
 
-from oncekey import PgStore
+from oncekey import PostgresStore
 from oncekey.adapters.flask import Webhooks
 from oncekey.errors import PermanentError
 from oncekey.receiver import DeadLetter, WebhookEvent
@@ -30,7 +30,7 @@ from oncekey.signatures import provider
 
 def create_app(database: str | None = None, secret: str | None = None) -> Flask:
     app = Flask(__name__)
-    store = PgStore(database or os.environ["DATABASE_URL"])
+    store = PostgresStore(database or os.environ["DATABASE_URL"])
     app.extensions["oncekey"] = store  # for whoever ends the app to close
     webhooks = Webhooks(app, store=store)
     sports_stack = provider("sports-stack", secret=secret or os.environ["SPORTSSTACK_SECRET"])

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey import PgStore
+from oncekey import PostgresStore
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECRET = "s3cret"
@@ -121,7 +121,7 @@ def shop(postgres: Any) -> str:
     import psycopg
 
     url: str = postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema()
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE payments (event text, cents int)")

@@ -29,7 +29,7 @@ from oncekey import (
     IdempotencyInFlightError,
     IdempotencyStore,
     Once,
-    PgStore,
+    PostgresStore,
     Store,
     StoreConfigError,
     ToolContext,
@@ -169,7 +169,7 @@ def readme_block(word: str) -> dict[str, Any]:
 
 def test_every_readme_block_is_tested() -> None:
     """The tests below run each Python block of the README in a namespace of its own."""
-    words = ("Once(", "PgStore(", "Flask(", "FastAPI(", "Starlette(", "IdempotencyStore(")
+    words = ("Once(", "PostgresStore(", "Flask(", "FastAPI(", "Starlette(", "IdempotencyStore(")
     assert [sum(word in block for word in words) for block in README_BLOCKS] == [1] * len(words)
 
 
@@ -186,7 +186,7 @@ def test_readme_payment_is_made_once(
     import psycopg
 
     give_servers("DATABASE_URL", request, monkeypatch)
-    page = readme_block("PgStore(")
+    page = readme_block("PostgresStore(")
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute("CREATE TABLE payments (event text, cents int)")
         assert [page["pay"]("evt_1", 500) for _ in range(2)] == [{"paid": 500}] * 2
@@ -262,7 +262,7 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
     grants = [f"{one} TO {role}" for one in re.split(r"\s+TO app;\s*", grants) if one]
 
     def use() -> None:
-        with PgStore(url.replace("postgres@", f"{role}@")) as store:
+        with PostgresStore(url.replace("postgres@", f"{role}@")) as store:
             once = Once(store)
             with once.transaction(ulid()) as tx, once.guard(ulid()) as claim:
                 claim.answer = tx.answer = "done"
@@ -277,7 +277,7 @@ def test_postgresql_grants_are_enough(own_postgres: Databases) -> None:
             store.clear()
 
     url = own_postgres.database()
-    with PgStore(url) as store:
+    with PostgresStore(url) as store:
         store.create_schema()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN")
@@ -311,12 +311,12 @@ def test_alembic_recipe_makes_the_schema(
     config = alembic.config.Config()
     config.set_main_option("script_location", str(tmp_path))
     alembic.command.upgrade(config, "head")
-    with PgStore(os.environ["DATABASE_URL"]) as store:
+    with PostgresStore(os.environ["DATABASE_URL"]) as store:
         assert store.create_schema() == []  # nothing was left to do
         with Once(store).guard("k") as claim:
             claim.answer = "done"
     alembic.command.downgrade(config, "base")
-    with PgStore(os.environ["DATABASE_URL"]) as store:
+    with PostgresStore(os.environ["DATABASE_URL"]) as store:
         assert store.create_schema() != []
 
 

@@ -19,11 +19,11 @@ import pytest
 from tests.interop.serving import PATIENCE, serving
 
 from oncekey import (
+    AsyncPostgresStore,
     AsyncStore,
     IdempotencyConflictError,
     IdempotencyStore,
     MemoryBackend,
-    PgBackend,
     RedisBackend,
     SQLiteBackend,
     StoreUnavailableError,
@@ -65,9 +65,9 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
         return lambda: RedisBackend(redis_url)
     databases: Any = request.getfixturevalue("postgres")
     database: str = databases.database()
-    async with PgBackend(database) as backend:
+    async with AsyncPostgresStore(database) as backend:
         await backend.create_schema()
-    return lambda: PgBackend(database)
+    return lambda: AsyncPostgresStore(database)
 
 
 @contextlib.asynccontextmanager

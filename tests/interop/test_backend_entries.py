@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from oncekey import (
+    AsyncPostgresStore,
     CachedResponse,
     IdempotencyStore,
     MemoryBackend,
-    PgBackend,
     RedisBackend,
     SQLiteBackend,
     ToolContext,
@@ -27,7 +27,7 @@ KEY = "key-0123456789abcdef"
 @pytest.fixture(params=["memory", "sqlite", "postgres", "redis", "encrypted"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     if request.param == "postgres":
-        async with PgBackend(request.getfixturevalue("postgres").database()) as postgres:
+        async with AsyncPostgresStore(request.getfixturevalue("postgres").database()) as postgres:
             await postgres.create_schema()
             yield postgres
         return

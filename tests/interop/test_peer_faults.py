@@ -18,12 +18,12 @@ import pytest
 from tests.servers.fixtures_pg import sql
 
 from oncekey import (
+    AsyncPostgresStore,
     IdempotencyConflictError,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     OncekeyError,
-    PgBackend,
     SQLiteBackend,
     ToolContext,
 )
@@ -196,7 +196,7 @@ async def test_running_handlers_hold_no_connection(postgres: Any) -> None:
     url = postgres.database()
     running, gate = asyncio.Semaphore(0), asyncio.Event()
     async with asyncpg.create_pool(url, min_size=2, max_size=2) as pool:
-        async with PgBackend(pool) as backend:
+        async with AsyncPostgresStore(pool) as backend:
             await backend.create_schema()
             store = IdempotencyStore(backend, profile="adcp-3.2")
 
@@ -238,12 +238,12 @@ async def test_a_datetime_in_the_answer_never_runs_the_handler_twice(
 @pytest.fixture(params=["sqlite", "postgres"])
 async def durable(
     request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[SQLiteBackend | PgBackend]:
+) -> AsyncIterator[SQLiteBackend | AsyncPostgresStore]:
     if request.param == "sqlite":
         async with SQLiteBackend(str(tmp_path / "order.db")) as sqlite:
             yield sqlite
         return
-    async with PgBackend(request.getfixturevalue("postgres").database()) as backend:
+    async with AsyncPostgresStore(request.getfixturevalue("postgres").database()) as backend:
         await backend.create_schema()
         yield backend
 
