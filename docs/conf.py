@@ -35,13 +35,16 @@ autodoc_class_signature = "separated"
 autodoc_preserve_defaults = True
 # Documented without being installed: drivers and frameworks that only their own modules import.
 autodoc_mock_imports = [
+    "a2a",
     "aiohttp",
     "asyncpg",
     "cryptography",
     "django",
     "fastapi",
     "flask",
+    "google",
     "litestar",
+    "mcp",
     "psycopg",
     "redis",
     "starlette",

@@ -66,17 +66,16 @@ _ENVELOPE: Final = {
 }
 _WHOLE: Final = ("mode_mismatch", "target_uri_malformed", "body_malformed")
 
-ADCP_CODES: Final[dict[str, str]] = {
-    f"webhook_{code}" if code in _WHOLE else f"webhook_signature_{code}": text
-    for code, text in _CODES.items()
+_WHOLE_CODES: Final = {
+    code: f"webhook_{code}" if code in _WHOLE else f"webhook_signature_{code}" for code in _CODES
 }
+ADCP_CODES: Final[dict[str, str]] = {_WHOLE_CODES[code]: text for code, text in _CODES.items()}
 """The codes of AdCP's webhook profile, with what a person can do about each."""
 
 
 def reject(code: str, *, transient: bool = False) -> NoReturn:
     """Raise the rejection with a code of the profile, given without its prefix."""
-    whole = f"webhook_{code}" if code in _WHOLE else f"webhook_signature_{code}"
-    raise Rejection(whole, _CODES[code], transient=transient)
+    raise Rejection(_WHOLE_CODES[code], _CODES[code], transient=transient)
 
 
 def rejection_headers(verdict: Verdict) -> dict[str, str]:
