@@ -107,7 +107,8 @@ _HOMES = {
     "stores.redis": "AsyncRedisStore RedisBackend RedisStore",
     "stores.sqlite": "SQLiteBackend SQLiteStore",
     "stores.urls": "aconnect connect",
-    "webhook": "AsyncWebhookDedup SyncWebhookDedupStore WebhookDedup WebhookDedupClaim WebhookDedupStore",
+    "webhook": "AsyncWebhookDedup SyncWebhookDedupStore WebhookDedup WebhookDedupClaim "
+    "WebhookDedupStore",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -7,13 +7,13 @@ from typing import Any, assert_type
 
 from oncekey import (
     AsyncOnce,
+    AsyncWebhookDedup,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     Once,
-    SyncWebhookDedupStore,
+    WebhookDedup,
     WebhookDedupClaim,
-    WebhookDedupStore,
     aconnect,
     connect,
 )
@@ -57,8 +57,8 @@ async def use() -> None:
     assert_type(await acharge("a", 1), list[int])
     assert_type(await create({}), str)
     assert_type(await update({}), str)
-    dedup = WebhookDedupStore(MemoryBackend())
+    dedup = AsyncWebhookDedup(MemoryBackend())
     assert_type(await dedup.check_and_record("s", "k"), bool)
     assert_type(await dedup.claim("s", "k", "h"), WebhookDedupClaim)
-    assert_type(SyncWebhookDedupStore(MemoryStore()).check_and_record("s", "k"), bool)
+    assert_type(WebhookDedup(MemoryStore()).check_and_record("s", "k"), bool)
     assert_type(idempotency.capability(), dict[str, Any])
