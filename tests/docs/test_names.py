@@ -104,6 +104,13 @@ def test_type_checkers_see_the_same_names() -> None:
                 assert exported, f"{alias.name} must be in __all__ or imported as itself"
 
 
+def test_type_checkers_are_asked_for_every_other_name() -> None:
+    """``tests/typing/other_names.py``, which they read, has what ``__all__`` has not."""
+    asked = (ROOT / "tests" / "typing" / "other_names.py").read_text("utf-8")
+    listed = set(re.findall(r"^    oncekey\.(\w+),$", asked, flags=re.MULTILINE))
+    assert listed == {*oncekey._HOME_OF, *(name for _, name in ELSEWHERE)} - set(oncekey.__all__)
+
+
 def test_every_error_is_found_without_being_listed() -> None:
     """All of ``oncekey.errors``, and a name that is none says so."""
     errors = import_module("oncekey.errors")

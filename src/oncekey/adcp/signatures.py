@@ -202,6 +202,7 @@ class AdcpProvider(_Envelopes, AskingProvider):
             timestamp=float(created),
             signature=encode(signature, "base64url"),
             nonce=nonce if self._nonces is None else None,
+            payload=payload,
             signed_message=base,
         )
 
@@ -428,14 +429,16 @@ class AdcpHmacProvider(_Envelopes, HmacProvider):
         return super()._prove(delivery, now)
 
     def _genuine(self, delivery: Delivery, proof: Proof) -> Verdict:
+        payload = strict_payload(delivery, "-", "-")
         return Verdict(
             True,
             OK,
             self.sender,
-            event_id=event_id_in(strict_payload(delivery, "-", "-")),
+            event_id=event_id_in(payload),
             id_is_signed=True,
             timestamp=proof.timestamp,
             signature=proof.signature,
+            payload=payload,
             signed_message=proof.message,
         )
 
