@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from oncekey import (
+    AsyncMemoryStore,
     AsyncOnce,
     AsyncPostgresStore,
+    AsyncRedisStore,
     AsyncWebhookDedup,
     IdempotencyStore,
     InvalidKeyError,
-    MemoryBackend,
     MemoryStore,
     Once,
     Policy,
     PostgresStore,
-    RedisBackend,
     RedisStore,
     SQLiteBackend,
     SQLiteStore,
@@ -71,7 +71,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
     ],
     "Receivers": [ReceiverSettings],
     "The Idempotency-Key header": [HttpSettings],
-    "Memory stores": [MemoryStore, MemoryBackend],
+    "Memory stores": [MemoryStore, AsyncMemoryStore],
     "SQLite stores": [SQLiteStore, SQLiteBackend],
     "PostgreSQL stores": [
         PostgresStore,
@@ -79,7 +79,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         PostgresStore.create_schema,
         AsyncPostgresStore.create_schema,
     ],
-    "Redis stores": [RedisStore, RedisBackend],
+    "Redis stores": [RedisStore, AsyncRedisStore],
     "connect and aconnect": [connect, aconnect],
 }
 # Whose ``key`` has a default only so that leaving it out gets an error that says what to write.

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, assert_type
 
 from oncekey import (
+    AsyncMemoryStore,
     AsyncOnce,
     AsyncWebhookDedup,
     IdempotencyStore,
-    MemoryBackend,
     MemoryStore,
     Once,
     WebhookDedup,
@@ -37,7 +37,7 @@ assert_type(charge("a", 1), dict[str, int])
 assert_type(connect("memory://"), Store)
 assert_type(aconnect("memory://"), AsyncStore)
 
-idempotency = IdempotencyStore(MemoryBackend(), ttl_seconds=3600)
+idempotency = IdempotencyStore(AsyncMemoryStore(), ttl_seconds=3600)
 
 
 @idempotency.wrap
@@ -57,7 +57,7 @@ async def use() -> None:
     assert_type(await acharge("a", 1), list[int])
     assert_type(await create({}), str)
     assert_type(await update({}), str)
-    dedup = AsyncWebhookDedup(MemoryBackend())
+    dedup = AsyncWebhookDedup(AsyncMemoryStore())
     assert_type(await dedup.check_and_record("s", "k"), bool)
     assert_type(await dedup.claim("s", "k", "h"), WebhookDedupClaim)
     assert_type(WebhookDedup(MemoryStore()).check_and_record("s", "k"), bool)
