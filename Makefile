@@ -17,6 +17,7 @@ PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || 
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 WALK_ARGS ?=
+GROWTH_ARGS ?=
 FUZZ_ARGS ?=
 DELIVERIES ?= 100000
 
@@ -32,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check fuzz storm docs bench walk wheel clean
+.PHONY: help demo test test-all check fuzz storm docs bench bench-growth walk wheel clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +41,10 @@ help: ## Show this list
 demo: $(VENV)/demo/.wheel ## Run the storm demo on the installed package
 	@$(VENV)/demo/bin/python examples/storm_demo.py $(DEMO_ARGS)
 
+# The environments of both are prepared at the same time: pip keeps one core busy.
 test: $(VENV)/pythons ## Test the built wheel on the oldest Python found, and in short on the newest
+	@$(MAKE) --no-print-directory -j2 $(VENV)/paddle/.done \
+	    $$(sed -n -e '1p' -e '$$p' $(VENV)/pythons | sed 's/ .*//; s|.*|$(VENV)/py&/.primed|' | sort -u)
 	@$(MAKE) --no-print-directory --keep-going \
 	    test-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) \
 	    $$(sed -n '1d; $$s/ .*//p' $(VENV)/pythons | sed 's/^/test-light-py/')
@@ -85,7 +89,7 @@ docs: $(VENV)/docs/.wheel ## Build the documentation into build/docs; warnings a
 	@$(VENV)/docs/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
-bench: $(VENV)/bench/.wheel ## Run the benchmarks
+bench: $(VENV)/bench/.wheel ## Run the benchmarks, keep benchmarks/results.json, draw the plots
 	@$(VENV)/bench/bin/python benchmarks/run.py $(BENCH_ARGS)
 
 walk: $(VENV)/pythons ## Count the frames and files that a first call goes through, on real servers
@@ -93,6 +97,9 @@ walk: $(VENV)/pythons ## Count the frames and files that a first call goes throu
 
 walk-py%: $(VENV)/py%/.wheel
 	@$(VENV)/py$*/bin/python scripts/walk.py $(WALK_ARGS)
+
+bench-growth: $(VENV)/bench/.wheel ## What a call costs with up to ten million keys: an hour or more
+	@$(VENV)/bench/bin/python benchmarks/bench_growth.py $(GROWTH_ARGS)
 
 wheel: dist/.done ## Build dist/*.whl and the source distribution
 	@ls dist
@@ -105,7 +112,8 @@ clean: ## Remove environments, builds and caches
 
 # One pip, pinned, in the build environment serves all the others: they are made without their own.
 BUILD := $(VENV)/build/bin/python
-INSTALL = $(BUILD) -m pip --python $(@D)/bin/python install -qq --no-input
+# Bytecode is written when a module is first imported: most of what is installed never is.
+INSTALL = $(BUILD) -m pip --python $(@D)/bin/python install -qq --no-input --no-compile
 oldest = $$(sed -n '1s/^[^ ]* //p' $(VENV)/pythons)
 newest = $$(sed -n '$$s/^[^ ]* //p' $(VENV)/pythons)
 exactly = $$(sed -n 's/^$(1) //p' $(VENV)/pythons)
@@ -170,4 +178,9 @@ $(VENV)/%/.wheel: build/wheel/.done $(VENV)/%/.deps
 	@$(INSTALL) --no-index --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
-.PRECIOUS: $(VENV)/py%/.deps $(VENV)/%/.wheel
+# One process compiles what the tests import, instead of every worker at the same time.
+$(VENV)/py%/.primed: $(VENV)/py%/.deps | $(VENV)/py%/.wheel
+	@$(@D)/bin/python -m pytest -q --collect-only -p no:cacheprovider >/dev/null 2>&1 || true
+	@touch $@
+
+.PRECIOUS: $(VENV)/py%/.deps $(VENV)/py%/.primed $(VENV)/%/.wheel

@@ -149,7 +149,8 @@ def measure(cases: dict[str, Case], rounds: int, seconds: float) -> dict[str, li
     return times
 
 
-def main() -> None:
+def main() -> dict[str, dict[str, list[float]]]:
+    recorded: dict[str, dict[str, list[float]]] = {}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few short rounds, a few seconds")
     quick = parser.parse_args().quick
@@ -166,6 +167,9 @@ def main() -> None:
                 raise SystemExit(f"the implementations disagree on the {kind} of {lines} lines")
             size = f"{len(canonical.canonicalize(value)) / 1000:.1f} KB"
             times = measure(cases, rounds, seconds)
+            recorded[f"{kind}, {size}"] = {
+                name.replace("oncekey", "**oncekey**"): taken for name, taken in times.items()
+            }
             for name, taken in times.items():
                 ratio = ""
                 if "rfc8785" in times:
@@ -174,6 +178,7 @@ def main() -> None:
                     ratio = f"{statistics.median(ratios):.1f} ({low:.1f}..{high:.1f})"
                 median = statistics.median(taken) * 1e6
                 print(f"| {kind} | {size} | {name} | {median:.1f} us | {ratio} |", flush=True)
+    return recorded
 
 
 if __name__ == "__main__":

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
+import targets
 from harness import Case, Options, Samples, new_keys
 
-from oncekey import MemoryBackend, WebhookDedupStore
+from oncekey import AsyncWebhookDedup, MemoryBackend
 from oncekey.testing import ManualClock
 
 DAY = 86_400
@@ -68,13 +66,13 @@ def dict_store(clock: Clock) -> Store:
 
 def oncekey_first(clock: Clock) -> Store:
     backend = MemoryBackend(clock=clock)
-    mark = WebhookDedupStore(backend).check_and_record
+    mark = AsyncWebhookDedup(backend).check_and_record
     return Store(lambda key: mark("sender-1", key), None, backend)
 
 
 def oncekey_claim(clock: Clock) -> Store:
     backend = MemoryBackend(clock=clock)
-    return dedup_store(WebhookDedupStore(backend), backend)
+    return dedup_store(AsyncWebhookDedup(backend), backend)
 
 
 def dedup_store(dedup: Any, backend: Any) -> Store:
@@ -195,71 +193,7 @@ def speed(options: Options, title: str, counts: dict[str, int], references: dict
     return harness.speed_table(samples, references)
 
 
-# ------------------------------------------------------------------------- growth, memory, pauses
-
-
-def resident() -> int | None:
-    """Bytes of memory that this process holds, where the system tells."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    except OSError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-async def fill(store: Store, start: int, end: int) -> None:
-    """Add keys number ``start`` to ``end``, and keep none of them here."""
-    claim, finish = store.claim, store.finish
-    for at in range(start, end, CHUNK):
-        for key in new_keys(min(CHUNK, end - at), ("fill", at)):
-            token = await claim(key)
-            if finish is not None:
-                await finish(key, token)
-
-
-async def growth_child(name: str, sizes: list[int]) -> list[dict[str, Any]]:
-    """Grow one store through the sizes; at each, time new claims and look at the memory."""
-    make = STORES[name]
-    warm = make(time.time)
-    assert warm is not None
-    await fill(warm, 0, sizes[0])
-    del warm
-    gc.collect()
-    gc.freeze()  # what the collector visits is the store, not the modules
-    base = resident()
-    store = make(time.time)
-    assert store is not None
-    claim, finish = store.claim, store.finish
-    found: list[dict[str, Any]] = []
-    have = 0
-    for size in sizes:
-        await fill(store, have, size)
-        gc.collect()
-        held = resident()
-        pauses = []
-        for _ in range(5):
-            start = now_ns()
-            gc.collect()
-            pauses.append((now_ns() - start) / 1e6)
-        taken = []
-        keys = new_keys(min(SAMPLE if name != IDEMKIT else 300, size), ("timed", size))
-        for key in keys:
-            start = now_ns()
-            token = await claim(key)
-            taken.append(now_ns() - start)
-            if finish is not None:
-                await finish(key, token)
-        have = size
-        found.append(
-            {
-                "size": size,
-                "p50": harness.percentile(taken, 50) / 1e3,
-                "p99": harness.percentile(taken, 99) / 1e3,
-                "bytes": None if base is None or held is None else (held - base) / size,
-                "gc": statistics.median(pauses),
-            }
-        )
-    return found
+# ---------------------------------------------------------------------------------------- pauses
 
 
 async def longest(store: Store, label: str, count: int) -> tuple[float, float]:
@@ -305,33 +239,6 @@ def in_child(kind: str, name: str, argument: Any) -> Any:
     if done.returncode:
         raise SystemExit(f"{kind} of {name} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)
-
-
-def growth(options: Options) -> str:
-    sizes = options.pick([1_000, 100_000], [1_000, 100_000, 1_000_000])
-    most = options.pick(100_000, 1_000_000, 5_000_000)
-    plan = {
-        LIMIT: most,
-        OURS_FIRST: most,
-        ADCP_FIRST: min(most, 1_000_000),
-        CACHETOOLS: min(most, 1_000_000),
-        OURS_CLAIM: most,
-        ADCP_CLAIM: options.pick(20_000, 100_000, 1_000_000),
-        IDEMKIT: options.pick(1_000, 2_000),
-    }
-    rows = []
-    for name in installed(*plan):
-        steps = [size for size in sizes if size < plan[name]] + [plan[name]]
-        harness.progress(f"growth: {name} to {plan[name]:,} keys")
-        found = in_child("growth", name, steps)
-        for at in found:
-            memory = "" if at["bytes"] is None or at["size"] < 20_000 else f"{at['bytes']:.0f}"
-            times = "" if at is found[0] else f"{at['p50'] / found[0]['p50']:.2f}"
-            p50, p99 = f"{at['p50']:.2f} us", f"{at['p99']:.2f} us"
-            rows.append((name, f"{at['size']:,}", p50, p99, times, memory, f"{at['gc']:.1f} ms"))
-    harness.progress()
-    header = ("implementation", "live keys", "p50", "p99", "p50, times that of the first row")
-    return harness.markdown((*header, "bytes a key", "gc.collect()"), rows, text_columns=1)
 
 
 def pauses(options: Options) -> str:
@@ -383,19 +290,16 @@ Speeds are per second of processor time, one call after another.
 {few:,}: each of its claims looks at every live key.
 
 {claim}
-**Growth**: one claim of a new key, timed singly (the timer included), in a store that holds that \
-many; the memory that the process gained; and a full garbage collection.
-
-{growth(options)}
 **Pauses**: the longest claim while {most:,} keys are added, and while new ones are added after \
 all of those expired at once. By the clock, which counts what else the machine does, and in \
 processor time, which does not. adcp expires nothing by itself: shown is one `delete_expired()`.
 
-{pauses(options)}"""
+{pauses(options)}
+{targets.table("memory")}"""
 
 
 def child(kind: str, name: str, argument: str) -> None:
-    run: Any = {"growth": growth_child, "pause": pause_child}[kind]
+    run: Any = {"pause": pause_child}[kind]
     print(json.dumps(asyncio.run(run(name, json.loads(argument)))))
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import harness
+import targets
 from bench_sqlite import in_tasks, in_threads
 from harness import Case, Options, new_keys
 
 import servers
 from oncekey import (
+    AsyncPostgresStore,
+    AsyncWebhookDedup,
     IdempotencyStore,
-    PgBackend,
-    PgStore,
-    SyncWebhookDedupStore,
-    WebhookDedupStore,
+    PostgresStore,
+    WebhookDedup,
 )
 from oncekey.models import Key, Scope, Terms
 
@@ -63,16 +63,6 @@ SELECT owner, fingerprint, answer FROM records WHERE key = $1 AND NOT EXISTS (SE
 COMPLETE = """UPDATE records SET answer = $3, expires_at = now() + interval '1 day'
 WHERE key = $1 AND owner = $2 AND answer IS NULL RETURNING key"""
 EFFECT = "INSERT INTO effects VALUES ($1, 129.95)"
-
-# What, the operation, the case, the reference, and the ratio that is wanted for each of CALLERS.
-TARGETS = (
-    ("first seen, of the limit", "first seen", ASYNCPG, BATCH, (0.85, 0.78, 0.72)),
-    ("first seen, times adcp", "first seen", ASYNCPG, ADCP, (None, None, 14)),
-    ("first seen, times idemkit", "first seen", ASYNCPG, IDEMKIT, (None, None, 14)),
-    ("claim, complete, of the limit", "claim, complete", ASYNCPG, SINGLE, (0.8, 1.9, 3)),
-    ("claim, complete, times idemkit", "claim, complete", ASYNCPG, IDEMKIT, (None, None, 9)),
-    ("replay, of the limit", "replay", ASYNCPG, SINGLE, (0.85, 1.4, 2.1)),
-)
 
 Ops = dict[str, Callable[[str], Awaitable[bool]]]
 Opened = Callable[[str, int], contextlib.AbstractAsyncContextManager[Ops]]
@@ -161,7 +151,7 @@ def in_batches(url: str, keys: list[str], callers: int) -> float:
 
 def store_ops(store: Any) -> Ops:
     """What any asynchronous store of ours does."""
-    dedup = WebhookDedupStore(store)
+    dedup = AsyncWebhookDedup(store)
 
     async def first(key: str) -> bool:
         return await dedup.check_and_record("sender-1", key)
@@ -180,7 +170,7 @@ def store_ops(store: Any) -> Ops:
 
 def sync_ops(store: Any) -> dict[str, Callable[[str], bool]]:
     """The same for a synchronous one."""
-    dedup = SyncWebhookDedupStore(store)
+    dedup = WebhookDedup(store)
 
     def once(name: str) -> bool:
         key, owner = Key(SCOPE, name), name[:16].encode()
@@ -201,7 +191,7 @@ def sync_ops(store: Any) -> dict[str, Callable[[str], bool]]:
 def ours(driver: str) -> Opened:
     @contextlib.asynccontextmanager
     async def opened(url: str, callers: int) -> AsyncIterator[Ops]:
-        async with PgBackend(url, driver=driver) as backend:
+        async with AsyncPostgresStore(url, driver=driver) as backend:
             await emptied(backend)
 
             async def transaction(key: str) -> bool:
@@ -218,7 +208,7 @@ def ours(driver: str) -> Opened:
     return opened
 
 
-async def emptied(backend: PgBackend) -> None:
+async def emptied(backend: AsyncPostgresStore) -> None:
     """Make the tables, without rows: neither live ones nor such as wait for VACUUM."""
     await backend.create_schema()
     await backend._source.fetch("other", "TRUNCATE oncekey_records", [])
@@ -236,7 +226,7 @@ def wrapped(handler: Callable[..., Awaitable[Any]]) -> Ops:
 
 @contextlib.asynccontextmanager
 async def our_wrap(url: str, callers: int) -> AsyncIterator[Ops]:
-    async with PgBackend(url) as backend:
+    async with AsyncPostgresStore(url) as backend:
         await emptied(backend)
         yield wrapped(our_handler(backend))
 
@@ -355,10 +345,10 @@ def thread_case(
     return go
 
 
-def in_sync(url: str) -> Callable[[], contextlib.AbstractContextManager[PgStore]]:
+def in_sync(url: str) -> Callable[[], contextlib.AbstractContextManager[PostgresStore]]:
     @contextlib.contextmanager
-    def opened() -> Iterator[PgStore]:
-        with PgStore(url) as store:
+    def opened() -> Iterator[PostgresStore]:
+        with PostgresStore(url) as store:
             store.create_schema()
             store._source.fetch("other", "TRUNCATE oncekey_records", [])
             yield store
@@ -422,83 +412,7 @@ def transaction_cases(url: str, count: int, callers: int, seed: int) -> dict[str
     }
 
 
-# ----------------------------------------------------------------------------------------- growth
-
-FILL = """INSERT INTO oncekey_records
-    (key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts,
-     answer)
-SELECT sha256(n::text::bytea), 'once:bench', 1, '', n, '', 0, $1::bigint, $1::bigint, 1, 'j1'
-FROM generate_series($2::int, $3::int) n"""
-
-
-def growth(url: str, options: Options) -> str:
-    """The cost of a call, and of a step of sweeping, in a small and in a large table."""
-    sizes = options.pick([1_000, 100_000], [1_000, 1_000_000])
-
-    async def go() -> list[tuple[str, ...]]:
-        import asyncpg
-
-        rows: list[tuple[str, ...]] = []
-        plain = await asyncpg.connect(url)
-        have, first_p50 = 0, 0.0
-        async with PgBackend(url) as backend:
-            await emptied(backend)
-            later = await backend.now() + DAY_MS
-            for size in sizes:
-                harness.progress(f"growth: {size:,} rows")
-                await plain.execute(FILL, later, have + 1, size)
-                have = size
-                await plain.execute("VACUUM ANALYZE oncekey_records")
-                taken = []
-                for number, name in enumerate(new_keys(600, size)):
-                    key, owner = Key(SCOPE, name), name[:16].encode()
-                    start = time.perf_counter()
-                    reply = await backend.claim(key, owner, b"f", TERMS)
-                    await backend.complete(key, owner, reply.fence, ANSWER, TERMS)
-                    if number >= 100:
-                        taken.append((time.perf_counter() - start) * 1e3)
-                swept = []
-                for _ in range(30):
-                    start = time.perf_counter()
-                    await backend._sweep_a_little()
-                    swept.append((time.perf_counter() - start) * 1e3)
-                p50 = statistics.median(taken)
-                first_p50 = first_p50 or p50
-                rows.append(
-                    (
-                        f"{size:,}",
-                        f"{p50:.2f} ms",
-                        f"{harness.percentile(taken, 99):.2f} ms",
-                        f"{p50 / first_p50:.2f}",
-                        f"{statistics.median(swept):.2f} ms",
-                        f"{max(swept):.2f} ms",
-                    )
-                )
-            await plain.execute("TRUNCATE oncekey_records")
-        await plain.close()
-        harness.progress()
-        return rows
-
-    header = ("live keys", "claim, complete: p50", "p99", "times the first row")
-    found = asyncio.run(go())
-    return harness.markdown((*header, "sweeping step: p50", "longest"), found, text_columns=1)
-
-
 # ----------------------------------------------------------------------------------------- report
-
-
-def judged(
-    samples: harness.Samples, targets: tuple[Any, ...], callers: tuple[int, ...]
-) -> Iterator[tuple[str, ...]]:
-    """A row for each target: what was wanted, what was measured, and whether that is enough."""
-    for title, operation, case, reference, wanted in targets:
-        for at, least in zip(callers, wanted, strict=True):
-            found = samples.get(named(operation, at), {})
-            if least is None or case not in found or reference not in found:
-                continue
-            ratios = harness.ratios(found[case], found[reference])
-            met = "met" if statistics.median(ratios) >= least else "**missed**"
-            yield (named(title, at), f"{least:g}", harness.ratio(ratios), met)
 
 
 def speeds(url: str, options: Options) -> harness.Samples:
@@ -541,7 +455,6 @@ def report(options: Options) -> str:
         with servers.postgres(options.directory) as url:
             version = server_version(url)
             samples = speeds(url, options)
-            grown = growth(url, options)
     except servers.Missing as missing:
         return f"### PostgreSQL\n\n{missing}\n"
     references = {
@@ -552,8 +465,7 @@ def report(options: Options) -> str:
         "times adcp wrap": ADCP_WRAP,
         "times idemkit": IDEMKIT,
     }
-    header = ("target", "at least", "measured", "")
-    verdicts = harness.markdown(header, judged(samples, TARGETS, CALLERS))
+    verdicts = targets.table("postgres")
     return f"""### PostgreSQL, durable
 
 {harness.left_out("adcp", "idemkit")}
@@ -564,7 +476,4 @@ tenants. Peers have pools of as many connections.
 
 {harness.speed_table(samples, references)}
 {verdicts}
-A transaction is a claim, one row of the caller's, and the answer, in one commit. Growth: one call \
-at a time in a table that holds that many.
-
-{grown}"""
+A transaction is a claim, one row of the caller's, and the answer, in one commit."""

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import harness
+import targets
 from bench_postgres import (
     ANSWER,
     IDEMKIT,
@@ -19,7 +20,6 @@ from bench_postgres import (
     Ops,
     async_case,
     idemkit_ops,
-    judged,
     named,
     our_handler,
     store_ops,
@@ -39,13 +39,6 @@ REDIS_PY = "redis-py, one by one"
 
 CALLERS = (1, 16, 128)
 DAY = 86_400
-
-TARGETS = (
-    ("first seen, of the socket", "first seen", OURS, SOCKET, (0.5, 0.37, 0.33)),
-    ("first seen, times idemkit", "first seen", OURS, IDEMKIT, (None, None, 10)),
-    ("claim, complete, of the limit", "claim, complete", OURS, BARE, (0.85, 0.85, 0.85)),
-    ("claim, complete, times idemkit", "claim, complete", OURS, IDEMKIT, (1.8, 7, 15)),
-)
 
 
 def command(*parts: bytes) -> bytes:
@@ -315,8 +308,7 @@ def report(options: Options) -> str:
         "times redis-py": REDIS_PY,
         "times idemkit": IDEMKIT,
     }
-    header = ("target", "at least", "measured", "")
-    verdicts = harness.markdown(header, judged(samples, TARGETS, CALLERS))
+    verdicts = targets.table("redis")
     return f"""### Redis
 
 {harness.left_out("idemkit")}

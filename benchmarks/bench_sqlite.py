@@ -14,19 +14,24 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import harness
+import targets
 from harness import Case, Options, new_keys
 
-from oncekey import SQLiteBackend, SQLiteStore, SyncWebhookDedupStore, WebhookDedupStore
+from oncekey import AsyncWebhookDedup, SQLiteBackend, SQLiteStore, WebhookDedup
 
 LIMIT = "limit: sqlite3"
 SYNC = "**oncekey** sync, threads"
 THREAD = "**oncekey** async"
 INLINE = '**oncekey** async, commit="inline"'
 AIOSQLITE = "aiosqlite, one by one"
-REFERENCES = {"of the limit": LIMIT, "times aiosqlite": AIOSQLITE}
+HAND_OFF = "floor: a hand-off between threads"
+BY_HAND = "limit: by hand, a turn each"
+TRANSACTION = "**oncekey** transaction"
+REFERENCES = {"of the limit": LIMIT, "of by hand": BY_HAND, "times aiosqlite": AIOSQLITE}
 
 BARE = "CREATE TABLE seen (key TEXT PRIMARY KEY, expires_at INTEGER NOT NULL) WITHOUT ROWID"
 INSERT = "INSERT INTO seen VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -173,7 +178,7 @@ async def aiosqlite_table(path: str) -> Any:
 @asynccontextmanager
 async def oncekey_dedup(path: str, commit: str) -> Any:
     async with SQLiteBackend(path, commit=commit) as backend:
-        yield WebhookDedupStore(backend)
+        yield AsyncWebhookDedup(backend)
 
 
 def async_case(
@@ -200,7 +205,7 @@ def sync_case(
     files: Files,
     keys: list[str],
     concurrency: int,
-    op: Callable[[SyncWebhookDedupStore], Callable[[str], bool]],
+    op: Callable[[WebhookDedup], Callable[[str], bool]],
     prepare: Callable[[str], None] | None = None,
 ) -> Case:
     def go() -> dict[str, float]:
@@ -208,7 +213,34 @@ def sync_case(
         if prepare is not None:
             prepare(path)
         with SQLiteStore(path) as store:
-            return {label: in_threads(op(SyncWebhookDedupStore(store)), keys, concurrency)}
+            return {label: in_threads(op(WebhookDedup(store)), keys, concurrency)}
+
+    return go
+
+
+def hand_off(label: str, keys: list[str], concurrency: int) -> Case:
+    """What a thread pays that has another one do its work: a queue there, a lock back."""
+
+    def go() -> dict[str, float]:
+        queue: SimpleQueue[threading.Lock | None] = SimpleQueue()
+
+        def serve() -> None:
+            while (waiting := queue.get()) is not None:
+                waiting.release()
+
+        def op(_: str) -> bool:
+            done = threading.Lock()
+            done.acquire()
+            queue.put(done)
+            return done.acquire()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            return {label: in_threads(op, keys, concurrency)}
+        finally:
+            queue.put(None)
+            server.join()
 
     return go
 
@@ -220,7 +252,7 @@ def marks(dedup: Any) -> Any:
     return lambda key: dedup.check_and_record("sender-1", key)
 
 
-def claims(dedup: WebhookDedupStore) -> Op:
+def claims(dedup: AsyncWebhookDedup) -> Op:
     async def claim_and_complete(key: str) -> bool:
         claim = await dedup.claim("sender-1", key, "hash")
         return await dedup.complete("sender-1", key, "hash", claim.claim_token or "")
@@ -228,7 +260,7 @@ def claims(dedup: WebhookDedupStore) -> Op:
     return claim_and_complete
 
 
-def sync_claims(dedup: SyncWebhookDedupStore) -> Callable[[str], bool]:
+def sync_claims(dedup: WebhookDedup) -> Callable[[str], bool]:
     def claim_and_complete(key: str) -> bool:
         claim = dedup.claim("sender-1", key, "hash")
         return dedup.complete("sender-1", key, "hash", claim.claim_token or "")
@@ -236,14 +268,14 @@ def sync_claims(dedup: SyncWebhookDedupStore) -> Callable[[str], bool]:
     return claim_and_complete
 
 
-def copies(dedup: WebhookDedupStore) -> Op:
+def copies(dedup: AsyncWebhookDedup) -> Op:
     async def is_copy(key: str) -> bool:
         return not await dedup.check_and_record("sender-1", key)
 
     return is_copy
 
 
-def sync_copies(dedup: SyncWebhookDedupStore) -> Callable[[str], bool]:
+def sync_copies(dedup: WebhookDedup) -> Callable[[str], bool]:
     return lambda key: not dedup.check_and_record("sender-1", key)
 
 
@@ -277,6 +309,7 @@ def first_seen_cases(files: Files, commits: int, concurrency: int, seed: int) ->
     cases: dict[str, Case] = {
         LIMIT: lambda: {label: limit(files.new(), keys, concurrency, [INSERT])},
         SYNC: sync_case(label, files, keys, concurrency, marks),
+        HAND_OFF: hand_off(label, keys, concurrency),
     }
     for name, commit in ((THREAD, "thread"), (INLINE, "inline")):
         opened = lambda path, commit=commit: oncekey_dedup(path, commit)  # noqa: E731
@@ -358,6 +391,101 @@ def duplicate_cases(files: Files, count: int, concurrency: int, seed: int) -> di
     return cases
 
 
+# ------------------------------------------------------------------------------------ transactions
+
+CALLERS = 16  # of transactions, sync and async
+EFFECTS = "CREATE TABLE IF NOT EXISTS effects (key TEXT)"
+EFFECT = "INSERT INTO effects VALUES (?)"
+RESULT = {"id": "pay_1", "status": "ok", "amount": 129.95}
+
+
+def _with_effects(path: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(EFFECTS)
+
+
+def by_hand_case(label: str, files: Files, keys: list[str]) -> Case:
+    """Threads that take turns on one connection: a row that marks, a row of effect, a commit."""
+
+    def go() -> dict[str, float]:
+        path = files.new()
+        _with_effects(path)
+        lock, taken = threading.Lock(), list[float]()
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as one:
+            one.execute("PRAGMA synchronous=FULL")
+            one.execute(BARE)
+
+            def pay(key: str) -> bool:
+                start = now_ns()
+                with lock:
+                    one.execute("BEGIN IMMEDIATE")
+                    done = one.execute(INSERT, (key, EXPIRES_AT)).rowcount
+                    one.execute(EFFECT, (key,))
+                    one.execute(UPDATE, (0, key))
+                    one.execute("COMMIT")
+                taken.append((now_ns() - start) / 1e9)
+                return done == 1
+
+            found = in_threads(pay, keys, CALLERS)
+        harness.latencies("sqlite", label, BY_HAND, taken)
+        return {label: found}
+
+    return go
+
+
+def sync_transactions(label: str, files: Files, keys: list[str]) -> Case:
+    def go() -> dict[str, float]:
+        path, taken = files.new(), list[float]()
+        _with_effects(path)
+        with SQLiteStore(path) as store:
+
+            def pay(key: str) -> bool:
+                start = now_ns()
+                with store.transaction(key, scope="bench") as tx:
+                    tx.connection.execute(EFFECT, (key,))
+                    tx.answer = RESULT
+                taken.append((now_ns() - start) / 1e9)
+                return not tx.replayed
+
+            found = in_threads(pay, keys, CALLERS)
+        harness.latencies("sqlite", label, TRANSACTION, taken)
+        return {label: found}
+
+    return go
+
+
+def async_transactions(label: str, files: Files, keys: list[str]) -> Case:
+    async def go() -> dict[str, float]:
+        path, taken = files.new(), list[float]()
+        _with_effects(path)
+        async with SQLiteBackend(path) as backend:
+
+            async def pay(key: str) -> bool:
+                start = now_ns()
+                async with backend.transaction(key, scope="bench") as tx:
+                    await tx.connection.execute(EFFECT, (key,))
+                    tx.answer = RESULT
+                taken.append((now_ns() - start) / 1e9)
+                return not tx.replayed
+
+            found = await in_tasks(pay, keys, CALLERS)
+        harness.latencies("sqlite", label, TRANSACTION, taken)
+        return {label: found}
+
+    return lambda: asyncio.run(go())
+
+
+def transaction_cases(files: Files, count: int, seed: int, world: str) -> dict[str, Case]:
+    label = f"transaction, {CALLERS} callers, {world}"
+    keys = new_keys(count, seed)
+    ours = sync_transactions if world == "sync" else async_transactions
+    return {
+        BY_HAND: by_hand_case(label, files, keys),
+        TRANSACTION: ours(label, files, keys),
+    }
+
+
 # ----------------------------------------------------------------------------------------- report
 
 
@@ -380,7 +508,11 @@ def speeds(options: Options, files: Files, disk_us: float) -> harness.Samples:
         *(first_seen_cases(files, count, callers, options.seed) for callers in (1, 16, 128)),
         claim_cases(files, count, 16, options.seed),
         duplicate_cases(files, options.pick(2_000, 5_000), 16, options.seed),
+        transaction_cases(files, options.pick(160, 480), options.seed, "sync"),
     ]
+    if harness.peer("aiosqlite"):
+        found = transaction_cases(files, options.pick(160, 480), options.seed, "async")
+        groups.append(found)
     samples: harness.Samples = {}
     for number, cases in enumerate(groups, start=1):
         samples |= harness.measure(
@@ -410,6 +542,9 @@ Every answer is on disk before it is given (`synchronous=FULL`), for all alike. 
 `{options.directory}` ({kind}), where one sync of 4 KB takes {disk_us:.0f} us.{note} The limit is \
 the bare driver in one thread, which writes as many rows in a transaction as there are callers at \
 a time, into a table of two columns; for claim and complete in two transactions. For a duplicate \
-it is one select.
+it is one select. A transaction is a claim, a row of the caller's and the answer in one commit; \
+{CALLERS} callers at a time, and p99 is the longest of a hundred calls.
 
-{harness.speed_table(samples, REFERENCES)}"""
+{harness.speed_table(samples, REFERENCES)}
+{harness.latency_table("sqlite")}
+{targets.table("sqlite")}"""

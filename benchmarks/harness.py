@@ -26,6 +26,11 @@ from typing import Any
 Case = Callable[[], dict[str, float]]
 Samples = dict[str, dict[str, list[float]]]  # operation, case, seconds per operation of each round
 
+# All that was measured in this run: part, operation, case, seconds per operation of each round.
+RECORDED: dict[str, Samples] = {}
+# Milliseconds that single calls took, where that is looked at: part, operation, case.
+LATENCIES: dict[str, dict[str, dict[str, list[float]]]] = {}
+
 PEERS = ("adcp", "aiosqlite", "cachetools", "idemkit", "jcs", "orjson", "rfc8785")
 
 
@@ -128,7 +133,8 @@ def measure(
     """Time every case once a round.
 
     Stops after ``rounds``, or with the round in which ``seconds`` ran out, but not before the
-    third: ``seconds`` bounds the time on a slow machine.
+    third: ``seconds`` bounds the time on a slow machine. What comes before a comma in ``title`` is
+    the part of the run that this is recorded under; what comes behind is said of each operation.
     """
     samples: Samples = {}
     order = list(cases)
@@ -143,10 +149,21 @@ def measure(
             for operation, taken in cases[name]().items():
                 samples.setdefault(operation, {}).setdefault(name, []).append(taken)
     progress()
-    return {
+    part, _, kind = title.partition(", ")
+    found = {
         operation: {name: by_case[name] for name in cases if name in by_case}
         for operation, by_case in samples.items()
     }
+    for operation, by_case in found.items():
+        named = f"{kind}: {operation}" if kind else operation
+        RECORDED.setdefault(part.split()[0], {}).setdefault(named, {}).update(by_case)
+    return found
+
+
+def latencies(part: str, operation: str, case: str, taken: Iterable[float]) -> None:
+    """Note what single calls took, in seconds."""
+    kept = LATENCIES.setdefault(part, {}).setdefault(operation, {}).setdefault(case, [])
+    kept.extend(one * 1e3 for one in taken)
 
 
 def ratios(taken: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -201,3 +218,13 @@ def speed_table(samples: Samples, references: dict[str, str]) -> str:
                 row.append("" if there is None or case == name else ratio(ratios(taken, there)))
             rows.append(row)
     return markdown(("operation", "implementation", "a second", *known), rows)
+
+
+def latency_table(part: str) -> str:
+    """What single calls took, where that was looked at."""
+    rows = [
+        (operation, name, f"{percentile(taken, 50):.2f} ms", f"{percentile(taken, 99):.2f} ms")
+        for operation, by_case in LATENCIES.get(part, {}).items()
+        for name, taken in by_case.items()
+    ]
+    return markdown(("operation", "implementation", "p50", "p99"), rows) if rows else ""

@@ -1,10 +1,12 @@
-"""Run the benchmarks and print them as Markdown.
+"""Run the benchmarks, print them as Markdown, keep them as JSON and draw them.
 
 python benchmarks/run.py                      # everything, about ten minutes
 python benchmarks/run.py memory sqlite        # some parts
 python benchmarks/run.py --quick              # a first impression, about two minutes
-python benchmarks/run.py --full               # more rounds, five million keys: half an hour, 4 GB
-python benchmarks/run.py --write docs/reference/performance.md
+python benchmarks/run.py --full               # more rounds: half an hour
+
+A whole run that is not quick is kept in ``results.json``, and drawn into docs/reference/plots. With
+``--write`` so is any other; of some parts, beside what is there of the others.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import platform
 import re
 import sqlite3
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import bench_calls
 import bench_canonical
 import bench_http
 import bench_memory
@@ -29,11 +35,13 @@ import bench_receiver
 import bench_redis
 import bench_sqlite
 import harness
+import plots
+import targets
 from harness import Options
 
 import oncekey
 
-MARKED = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
+RESULTS = Path(__file__).with_name("results.json")
 
 
 def canonical(options: Options) -> str:
@@ -44,7 +52,7 @@ def canonical(options: Options) -> str:
     sys.argv = ["bench_canonical.py", *options.pick(["--quick"], [])]
     try:
         with contextlib.redirect_stdout(output):
-            bench_canonical.main()
+            harness.RECORDED["canonical"] = bench_canonical.main()
     finally:
         sys.argv = arguments
         harness.progress()
@@ -59,6 +67,7 @@ count, and of JSON text.
 
 
 PARTS: dict[str, Callable[[Options], str]] = {
+    "calls": bench_calls.report,
     "memory": bench_memory.report,
     "sqlite": bench_sqlite.report,
     "postgres": bench_postgres.report,
@@ -69,7 +78,7 @@ PARTS: dict[str, Callable[[Options], str]] = {
 }
 
 
-def environment(options: Options) -> str:
+def environment(options: Options) -> dict[str, str]:
     """What the numbers depend on."""
     peers = ", ".join(
         f"{name} {harness.version(name)}" for name in harness.PEERS if harness.version(name)
@@ -80,21 +89,65 @@ def environment(options: Options) -> str:
         busy = os.getloadavg()[0]
         quiet = "quiet" if busy < cores / 4 else "other work was running"
         load = f", load {busy:.1f} at the start ({quiet})"
-    rows = [
-        ("oncekey", oncekey.__version__),
-        ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
-        ("SQLite", sqlite3.sqlite_version),
-        ("peers", peers or "none installed"),
-        ("machine", f"{platform.system()} {platform.machine()}, {cores} cores{load}"),
-        ("effort", f"{options.effort}, seed {options.seed}"),
+    return {
+        "oncekey": oncekey.__version__,
+        "Python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "SQLite": sqlite3.sqlite_version,
+        "peers": peers or "none installed",
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores{load}",
+        "effort": f"{options.effort}, seed {options.seed}",
+    }
+
+
+def rounded(value: float) -> float:
+    """Four digits that count."""
+    return float(f"{value:.4g}")
+
+
+def percentiles(latencies: dict[str, list[float]], case: str) -> dict[str, float]:
+    """What single calls of a case took, where that was looked at."""
+    if case not in latencies:
+        return {}
+    return {
+        f"p{percent}_ms": rounded(harness.percentile(latencies[case], percent))
+        for percent in (50, 99)
+    }
+
+
+def results() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """All that was measured, for programs to read: the parts, and the targets."""
+    parts: dict[str, Any] = {}
+    for part, operations in harness.RECORDED.items():
+        for operation, cases in operations.items():
+            latencies = harness.LATENCIES.get(part, {}).get(operation, {})
+            parts.setdefault(part, {})[operation] = {
+                case: {"seconds": [rounded(one) for one in taken], **percentiles(latencies, case)}
+                for case, taken in cases.items()
+            }
+    verdicts = [
+        verdict
+        for part, operations in harness.RECORDED.items()
+        for verdict in targets.judged(part, operations)
     ]
-    return harness.markdown(("what", "which"), rows)
+    wanted = [
+        verdict.target._asdict()
+        | {"measured": round(statistics.median(verdict.ratios), 3), "met": verdict.met}
+        for verdict in verdicts
+    ]
+    return parts, wanted
 
 
-def write(path: Path, results: str) -> None:
-    """Put the results between the markers of a Markdown file."""
-    text = path.read_text("utf-8")
-    path.write_text(MARKED.sub(lambda found: f"{found[1]}\n{results}\n{found[2]}", text), "utf-8")
+def write(where: dict[str, str]) -> None:
+    """Keep the results, beside those of parts that did not run now, and draw them."""
+    kept: dict[str, Any] = {"environments": {}, "parts": {}, "targets": []}
+    if RESULTS.exists():
+        kept = json.loads(RESULTS.read_text("utf-8"))
+    parts, wanted = results()
+    kept["environments"] |= dict.fromkeys(parts, where)
+    kept["parts"] |= parts
+    kept["targets"] = [one for one in kept["targets"] if one["part"] not in parts] + wanted
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    plots.draw()
 
 
 def main() -> int:
@@ -103,29 +156,25 @@ def main() -> int:
     effort = parser.add_mutually_exclusive_group()
     for name, meaning in (
         ("quick", "a first impression, about two minutes"),
-        ("full", "more rounds and up to five million keys: half an hour, 4 GB of memory"),
+        ("full", "more rounds: half an hour"),
     ):
         effort.add_argument(
             f"--{name}", action="store_const", dest="effort", const=name, help=meaning
         )
     parser.add_argument("--seed", type=int, default=1, help="order of the cases, and the keys")
     parser.add_argument("--dir", help="where database files go (default: the temporary directory)")
-    parser.add_argument("--write", type=Path, metavar="PATH", help="a Markdown file with markers")
+    parser.add_argument("--write", action="store_true", help="keep a quick or partial run too")
     given = parser.parse_args()
     unknown = set(given.parts) - set(PARTS)
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
-    if given.write and not (
-        given.write.is_file() and MARKED.search(given.write.read_text("utf-8"))
-    ):
-        parser.error(f"{given.write} has no <!-- results --> and <!-- /results --> lines")
     options = Options(effort=given.effort or "normal", seed=given.seed)
     if given.dir:
         options = Options(options.effort, options.seed, given.dir)
 
     start = time.perf_counter()
-    sections = [environment(options)]
-    print(sections[0], flush=True)
+    where = environment(options)
+    print(harness.markdown(("what", "which"), where.items()), flush=True)
     failed = False
     for name, part in PARTS.items():
         if given.parts and name not in given.parts:
@@ -139,10 +188,10 @@ def main() -> int:
             continue
         section = re.sub(r"\n{3,}", "\n\n", section).strip() + "\n"
         print(section, flush=True)
-        sections.append(section)
     print(f"Took {time.perf_counter() - start:.0f} s.", file=sys.stderr)
-    if given.write and not failed:
-        write(given.write, "\n".join(sections))
+    whole = not given.parts and options.effort != "quick"
+    if (whole or given.write) and not failed:
+        write(where)
     return 1 if failed else 0
 
 

@@ -1,0 +1,153 @@
+"""What we hold ourselves to: ratios within one run on a quiet machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import harness
+
+
+class Target(NamedTuple):
+    """A ratio that is wanted.
+
+    Attributes:
+        part: The part of the run.
+        operation: What is done.
+        case: Who does it.
+        reference: Whom it is held against.
+        least: How many times as fast it should be.
+    """
+
+    part: str
+    operation: str
+    case: str
+    reference: str
+    least: float
+
+
+class Verdict(NamedTuple):
+    """A target beside what was measured."""
+
+    target: Target
+    ratios: list[float]
+
+    @property
+    def met(self) -> bool:
+        return statistics.median(self.ratios) >= self.target.least
+
+
+def _each(
+    part: str, operation: str, callers: tuple[int, ...], case: str, other: str, *wanted: float
+) -> Iterator[Target]:
+    for number, least in zip(callers, wanted, strict=True):
+        yield Target(part, f"{operation}, {number} at a time", case, other, least)
+
+
+PG, SQLITE, REDIS = (1, 16, 64), (1, 16, 128), (1, 16, 128)
+OURS = "**oncekey**"
+
+TARGETS = (
+    *(
+        Target("calls", f"wrap, {size}: {what}", f"{OURS} wrap", "adcp wrap", least)
+        for size in ("small", "usual")
+        for what, least in (("fresh", 1.6), ("replay", 1.5))
+    ),
+    Target(
+        "memory", "first seen: one of each", f"{OURS} check_and_record", "adcp put_if_absent", 2.6
+    ),
+    *(
+        Target(
+            "memory",
+            f"claim and complete: {what}",
+            f"{OURS} claim, complete",
+            "adcp claim, complete",
+            least,
+        )
+        for what, least in (("new key", 3.4), ("duplicate", 3))
+    ),
+    Target("http", "fresh key", f"{OURS} on Starlette", "limit: bare Starlette", 0.65),
+    Target("http", "replay", f"{OURS} on Starlette", "limit: bare Starlette", 1.5),
+    Target("http", "fresh key", f"{OURS} on Starlette", "asgi-idempotency-header on Starlette", 1),
+    Target("http", "replay", f"{OURS} on Starlette", "asgi-idempotency-header on Starlette", 1),
+    Target("receiver", "first delivery", OURS, "limit: bare, a durable insert", 0.75),
+    Target("receiver", "duplicate", OURS, "limit: bare endpoint", 0.5),
+    *_each(
+        "postgres",
+        "first seen",
+        PG,
+        f"{OURS} asyncpg",
+        "limit: one statement for all",
+        *(0.85, 0.6, 0.5),
+    ),
+    Target("postgres", "first seen, 64 at a time", f"{OURS} asyncpg", "adcp", 10),
+    Target("postgres", "first seen, 64 at a time", f"{OURS} asyncpg", "idemkit", 10),
+    *_each(
+        "postgres",
+        "claim, complete",
+        PG,
+        f"{OURS} asyncpg",
+        "limit: asyncpg, one by one",
+        *(0.75, 1.7, 3),
+    ),
+    Target("postgres", "claim, complete, 64 at a time", f"{OURS} asyncpg", "idemkit", 9),
+    *_each(
+        "postgres",
+        "replay",
+        PG,
+        f"{OURS} asyncpg",
+        "limit: asyncpg, one by one",
+        *(0.85, 1.6, 2.5),
+    ),
+    *_each(
+        "postgres",
+        "transaction",
+        (1, 16),
+        f"{OURS} asyncpg",
+        "limit: by hand, asyncpg",
+        *(0.75, 0.7),
+    ),
+    *_each(
+        "sqlite",
+        "first seen",
+        SQLITE,
+        f'{OURS} async, commit="inline"',
+        "limit: sqlite3",
+        *(0.88, 0.7, 0.55),
+    ),
+    Target("sqlite", "first seen, 16 at a time", f"{OURS} sync, threads", "limit: sqlite3", 0.5),
+    *_each(
+        "redis",
+        "claim, complete",
+        REDIS,
+        f"{OURS} async",
+        "limit: auto-pipelined, unfenced",
+        *(0.7, 0.7, 0.85),
+    ),
+    *_each("redis", "claim, complete", REDIS, f"{OURS} async", "idemkit", 1.6, 6, 15),
+)
+
+
+def judged(part: str, samples: harness.Samples) -> Iterator[Verdict]:
+    """The targets of a part that could be measured."""
+    for target in TARGETS:
+        found = samples.get(target.operation, {})
+        if target.part == part and target.case in found and target.reference in found:
+            yield Verdict(target, harness.ratios(found[target.case], found[target.reference]))
+
+
+def table(part: str) -> str:
+    """A row for each target: what was wanted, what was measured, and whether that is enough."""
+    rows = [
+        (
+            target.operation,
+            f"{target.case}, of {target.reference}",
+            f"{target.least:g}",
+            harness.ratio(ratios),
+            "met" if verdict.met else "**missed**",
+        )
+        for verdict in judged(part, harness.RECORDED.get(part, {}))
+        for target, ratios in [verdict]
+    ]
+    return harness.markdown(("operation", "target", "at least", "measured", ""), rows)
