@@ -31,7 +31,7 @@ from bench_sqlite import in_tasks
 from harness import new_keys
 
 import servers
-from oncekey import AsyncPostgresStore, MemoryBackend, RedisBackend, SQLiteBackend
+from oncekey import AsyncPostgresStore, AsyncRedisStore, MemoryBackend, SQLiteBackend
 from oncekey.models import Key, Scope, Terms
 
 RESULTS = Path(__file__).with_name("growth.json")
@@ -128,7 +128,7 @@ async def redis(directory: str) -> AsyncIterator[Grown]:
 
     with servers.redis(directory) as url:
         async with (
-            RedisBackend(url, check="off") as backend,
+            AsyncRedisStore(url, check="off") as backend,
             redis.asyncio.Redis.from_url(url) as client,
         ):
 

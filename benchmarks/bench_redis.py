@@ -29,7 +29,7 @@ from bench_postgres import (
 from harness import Case, Options, new_keys
 
 import servers
-from oncekey import RedisBackend, RedisStore
+from oncekey import AsyncRedisStore, RedisStore
 
 SOCKET = "limit: blocking socket, pipelined"
 BARE = "limit: auto-pipelined, unfenced"
@@ -195,14 +195,14 @@ async def redis_py(url: str, callers: int) -> AsyncIterator[Ops]:
 @contextlib.asynccontextmanager
 async def ours(url: str, callers: int) -> AsyncIterator[Ops]:
     flushed(url)
-    async with RedisBackend(url, check="off") as backend:
+    async with AsyncRedisStore(url, check="off") as backend:
         yield store_ops(backend)
 
 
 @contextlib.asynccontextmanager
 async def our_wrap(url: str, callers: int) -> AsyncIterator[Ops]:
     flushed(url)
-    async with RedisBackend(url, check="off") as backend:
+    async with AsyncRedisStore(url, check="off") as backend:
         yield wrapped(our_handler(backend))
 
 
