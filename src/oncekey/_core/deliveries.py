@@ -78,12 +78,8 @@ class VerifiedSender(Protocol):
 Sender = str | VerifiedSender
 """Who a delivery is from: a verified sender, or the name of one."""
 
-_WON = Verdict.WON
-_STATUS: dict[Verdict, WebhookClaimStatus] = {
-    Verdict.REPLAY: "handled",
-    Verdict.IN_FLIGHT: "in_progress",
-    Verdict.CONFLICT: "conflict",
-}
+_WON, _REPLAY, _CONFLICT = Verdict.WON, Verdict.REPLAY, Verdict.CONFLICT
+_HANDLED = WebhookDedupClaim("handled")
 _KINDS = {
     Verdict.REPLAY: EventKind.REPLAY,
     Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
@@ -170,11 +166,11 @@ class Deliveries:
             token = f"{owner.hex()}.{reply.fence:x}.{crc32(mark):x}"
             # Made without the keyword machinery of named tuples, as every delivery gets one.
             return tuple.__new__(WebhookDedupClaim, ("claimed", token, reply.takeover, None))
-        status = _STATUS[verdict]
-        if status == "in_progress":
-            seconds = max(1, -(-reply.lease_ms // 1000))
-            return WebhookDedupClaim(status, retry_after=seconds)
-        return WebhookDedupClaim(status)
+        if verdict is _REPLAY:
+            return _HANDLED
+        if verdict is _CONFLICT:
+            return WebhookDedupClaim("conflict")
+        return WebhookDedupClaim("in_progress", retry_after=max(1, -(-reply.lease_ms // 1000)))
 
     def _held(
         self,
