@@ -31,7 +31,7 @@ from bench_sqlite import in_tasks
 from harness import new_keys
 
 import servers
-from oncekey import AsyncPostgresStore, AsyncRedisStore, MemoryBackend, SQLiteBackend
+from oncekey import AsyncPostgresStore, AsyncRedisStore, AsyncSQLiteStore, MemoryBackend
 from oncekey.models import Key, Scope, Terms
 
 RESULTS = Path(__file__).with_name("growth.json")
@@ -88,7 +88,7 @@ async def sqlite(directory: str) -> AsyncIterator[Grown]:
         return sum(file.stat().st_size for file in path.parent.glob("growth.db*"))
 
     # Not synced, so that the time of a look-up is not lost in that of a sync.
-    async with SQLiteBackend(path, commit="inline", durability="normal") as backend:
+    async with AsyncSQLiteStore(path, commit="inline", durability="normal") as backend:
         yield Grown(backend, filled_by(backend), room)
 
 

@@ -27,7 +27,7 @@ import targets
 from bench_sqlite import Files, bare, file_system, sync_us
 from harness import Case, Options
 
-from oncekey import SQLiteBackend
+from oncekey import AsyncSQLiteStore
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
@@ -161,7 +161,7 @@ def oncekey_app(commit: str) -> Callable[[str], Any]:
 
         from oncekey.adapters.starlette import webhook_lifespan, webhook_route
 
-        store = SQLiteBackend(database, commit=commit)
+        store = AsyncSQLiteStore(database, commit=commit)
         receiver = AsyncWebhookReceiver(provider("stripe", secret=SECRET), store)
         receiver.on("invoice.paid")(handle)
         routes = [webhook_route(PATH, receiver)]

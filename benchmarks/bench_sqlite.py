@@ -21,7 +21,7 @@ import harness
 import targets
 from harness import Case, Options, new_keys
 
-from oncekey import AsyncWebhookDedup, SQLiteBackend, SQLiteStore, WebhookDedup
+from oncekey import AsyncSQLiteStore, AsyncWebhookDedup, SQLiteStore, WebhookDedup
 
 LIMIT = "limit: sqlite3"
 SYNC = "**oncekey** sync, threads"
@@ -177,7 +177,7 @@ async def aiosqlite_table(path: str) -> Any:
 
 @asynccontextmanager
 async def oncekey_dedup(path: str, commit: str) -> Any:
-    async with SQLiteBackend(path, commit=commit) as backend:
+    async with AsyncSQLiteStore(path, commit=commit) as backend:
         yield AsyncWebhookDedup(backend)
 
 
@@ -459,7 +459,7 @@ def async_transactions(label: str, files: Files, keys: list[str]) -> Case:
     async def go() -> dict[str, float]:
         path, taken = files.new(), list[float]()
         _with_effects(path)
-        async with SQLiteBackend(path) as backend:
+        async with AsyncSQLiteStore(path) as backend:
 
             async def pay(key: str) -> bool:
                 start = now_ns()

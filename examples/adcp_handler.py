@@ -6,7 +6,7 @@ python adcp_handler.py seller.db
 import asyncio
 import sys
 
-from oncekey import IdempotencyStore, OncekeyError, SQLiteBackend, ToolContext, ulid
+from oncekey import AsyncSQLiteStore, IdempotencyStore, OncekeyError, ToolContext, ulid
 from oncekey.adcp import capabilities_response, error_envelope
 
 
@@ -23,7 +23,7 @@ class Seller:
 
 
 async def main(database: str = "seller.db") -> Seller:
-    async with SQLiteBackend(database) as backend:
+    async with AsyncSQLiteStore(database) as backend:
         idempotency = IdempotencyStore(backend, ttl_seconds=86_400, profile="adcp-3.2")
         print("declares", capabilities_response(["media_buy"], idempotency)["adcp"])
         seller = Seller(idempotency)

@@ -20,8 +20,8 @@ def test_the_wheel_is_tested_and_not_the_source_tree() -> None:
     home = pathlib.Path(oncekey.__file__).parent
     assert "site-packages" in home.parts
     assert (home / "py.typed").exists()
-    assert (home / "stores" / "sql" / "sqlite.sql").exists()
-    assert list((home / "stores" / "sql" / "sqlite_migrations").glob("*.sql"))
+    assert (home / "stores" / "sqlite" / "statements.sql").exists()
+    assert list((home / "stores" / "sqlite" / "migrations").glob("*.sql"))
 
 
 def test_import_brings_no_framework_driver_or_crypto() -> None:

@@ -48,7 +48,8 @@ if TYPE_CHECKING:  # what is not in __all__ is imported as itself, so that type 
     from oncekey.stores.postgres import PgStore as PgStore
     from oncekey.stores.redis import AsyncRedisStore, RedisStore
     from oncekey.stores.redis import RedisBackend as RedisBackend
-    from oncekey.stores.sqlite import SQLiteBackend, SQLiteStore
+    from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+    from oncekey.stores.sqlite import SQLiteBackend as SQLiteBackend
     from oncekey.stores.urls import aconnect, connect
     from oncekey.webhook import AsyncWebhookDedup, WebhookDedup
     from oncekey.webhook import SyncWebhookDedupStore as SyncWebhookDedupStore
@@ -60,6 +61,7 @@ __all__ = [
     "AsyncOnce",
     "AsyncPostgresStore",
     "AsyncRedisStore",
+    "AsyncSQLiteStore",
     "AsyncStore",
     "AsyncWebhookDedup",
     "AsyncWebhookReceiver",
@@ -74,7 +76,6 @@ __all__ = [
     "Policy",
     "PostgresStore",
     "RedisStore",
-    "SQLiteBackend",
     "SQLiteStore",
     "Store",
     "StoreError",
@@ -105,7 +106,7 @@ _HOMES = {
     "stores.memory": "AsyncMemoryStore MemoryBackend MemoryStore",
     "stores.postgres": "AsyncPostgresStore PgBackend PgStore PostgresStore",
     "stores.redis": "AsyncRedisStore RedisBackend RedisStore",
-    "stores.sqlite": "SQLiteBackend SQLiteStore",
+    "stores.sqlite": "AsyncSQLiteStore SQLiteBackend SQLiteStore",
     "stores.urls": "aconnect connect",
     "webhook": "AsyncWebhookDedup SyncWebhookDedupStore WebhookDedup WebhookDedupClaim "
     "WebhookDedupStore",

@@ -416,7 +416,7 @@ class AsyncOnce(_Base):
         if not isinstance(self.store, AsyncStore):
             raise BackendMismatchError(
                 f"AsyncOnce needs an async store, got {type(store).__name__}: pass aconnect(url) "
-                "or SQLiteBackend(...), or use Once"
+                "or AsyncSQLiteStore(...), or use Once"
             )
 
     def __call__(

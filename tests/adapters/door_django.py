@@ -69,11 +69,11 @@ def views(folder: Path) -> dict[str, Any]:
     from rest_framework.response import Response
     from rest_framework.views import APIView
 
-    from oncekey import SQLiteBackend, SQLiteStore
+    from oncekey import AsyncSQLiteStore, SQLiteStore
     from oncekey.adapters.django import by_user, idempotent
 
     guard = idempotent(SQLiteStore(folder / "keys.db"), scope=by_user)
-    guard_async = idempotent(SQLiteBackend(folder / "async.db"), scope=by_user)
+    guard_async = idempotent(AsyncSQLiteStore(folder / "async.db"), scope=by_user)
     may_charge = permission_required(NEEDED, raise_exception=True)
 
     class MayCharge(BasePermission):

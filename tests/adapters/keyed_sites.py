@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.adapters.webhook_sites import ROOT, Site, run_django, run_gunicorn
 
-from oncekey import SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, SQLiteStore
 
 HEADERS = {"X-Shop": "yes", "Set-Cookie": "session=1", "Location": "/charges/1"}
 BELOW = "paths/<path:rest>"  # as Django writes it
@@ -72,8 +72,8 @@ def store() -> SQLiteStore:
     return SQLiteStore(folder() / "keys.db")
 
 
-def backend() -> SQLiteBackend:
-    return SQLiteBackend(folder() / "keys.db")
+def backend() -> AsyncSQLiteStore:
+    return AsyncSQLiteStore(folder() / "keys.db")
 
 
 # ASGI

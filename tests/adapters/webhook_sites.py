@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote
 
 import pytest
 
-from oncekey import SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, SQLiteStore
 from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookReceiver
 from oncekey.signatures import Provider, provider
 
@@ -129,7 +129,7 @@ class Watched(SQLiteStore):
         return super().__getattribute__(name)
 
 
-class AsyncWatched(SQLiteBackend):
+class AsyncWatched(AsyncSQLiteStore):
     """Notes each call."""
 
     def __getattribute__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, SQLiteStore
 from oncekey.cli import main
 from oncekey.conformance import CHECKS, Check, arun_check, run_check
 from oncekey.models import ClaimReply, Key, Terms, Verdict
@@ -28,8 +28,8 @@ SYNC = {
 }
 ASYNC = {
     "memory": lambda tmp: MemoryBackend(),
-    "sqlite-thread": lambda tmp: SQLiteBackend(_file(tmp)),
-    "sqlite-inline": lambda tmp: SQLiteBackend(_file(tmp), commit="inline"),
+    "sqlite-thread": lambda tmp: AsyncSQLiteStore(_file(tmp)),
+    "sqlite-inline": lambda tmp: AsyncSQLiteStore(_file(tmp), commit="inline"),
 }
 
 

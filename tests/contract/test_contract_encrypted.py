@@ -11,7 +11,7 @@ from tests.contract.test_contract_redis import ClockedBackend, ClockedStore
 from tests.servers.postgres import ClockedPgBackend, ClockedPostgresStore, Postgres
 from tests.servers.redis import Server
 
-from oncekey import MemoryBackend, MemoryStore, PgStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, PgStore, SQLiteStore
 from oncekey.conformance import CHECKS, Check, arun_check, run_check
 from oncekey.encryption import Keyring, encrypted
 
@@ -43,7 +43,7 @@ async def test_embedded_stores_keep_the_contract(kind: str, check: Check, tmp_pa
     def backend() -> Any:
         made: Any = MemoryBackend()
         if kind == "sqlite":
-            made = SQLiteBackend(tmp_path / f"{next(numbers)}.db")
+            made = AsyncSQLiteStore(tmp_path / f"{next(numbers)}.db")
         return encrypted(made, RING)
 
     run_check(check, sync)

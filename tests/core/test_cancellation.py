@@ -14,11 +14,11 @@ from tests.core.seeded_loop import SeededLoop, run_seeded, virtual_plans
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     IdempotencyInFlightError,
     MemoryBackend,
     MemoryStore,
     Once,
-    SQLiteBackend,
 )
 from oncekey.models import ClaimReply, Key, Scope, State, Terms
 from oncekey.testing import ManualClock
@@ -112,7 +112,7 @@ async def test_a_claim_cancelled_in_the_writers_queue_is_given_back(
 ) -> None:
     """On SQLite a claim that is committed after its caller was cancelled is released after it."""
     path = tmp_path / "held.db"
-    async with SQLiteBackend(path) as store:
+    async with AsyncSQLiteStore(path) as store:
         once = AsyncOnce(store, scope="cancel", wait=0)
         work, runs = counted(once)
 

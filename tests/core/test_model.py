@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from tests.scale import scaled
 
-from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, SQLiteStore
 from oncekey.models import Key, Record, Scope, Terms
 from oncekey.testing import ManualClock
 
@@ -235,8 +235,8 @@ class Lockstep(RuleBasedStateMachine):
         }
         self.async_stores = {
             "MemoryBackend": MemoryBackend(clock=self.clock),
-            "SQLiteBackend thread": SQLiteBackend(**database("thread"), commit="thread"),
-            "SQLiteBackend inline": SQLiteBackend(**database("inline"), commit="inline"),
+            "AsyncSQLiteStore thread": AsyncSQLiteStore(**database("thread"), commit="thread"),
+            "AsyncSQLiteStore inline": AsyncSQLiteStore(**database("inline"), commit="inline"),
         }
         self.highest = dict.fromkeys(KEYS, 0)
         self.calls: list[tuple[Key, bytes, int]] = []  # claims won: key, owner, fence

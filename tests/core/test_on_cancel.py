@@ -13,12 +13,12 @@ import pytest
 from tests.core.seeded_loop import SeededLoop, run_seeded, virtual_plans
 
 from oncekey import (
+    AsyncSQLiteStore,
     ClaimLostError,
     IdempotencyInFlightError,
     IdempotencyStore,
     MemoryBackend,
     PolicyError,
-    SQLiteBackend,
     ToolContext,
 )
 from oncekey.models import Key, Scope, State
@@ -35,7 +35,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "memory":
         yield MemoryBackend()
         return
-    async with SQLiteBackend(str(tmp_path / "cancel.db")) as sqlite:
+    async with AsyncSQLiteStore(str(tmp_path / "cancel.db")) as sqlite:
         yield sqlite
 
 
@@ -131,7 +131,7 @@ async def test_release_cancels_the_handler_and_frees_the_key(options: dict[str, 
 
 async def test_a_transaction_is_rolled_back_whatever_the_store_says(tmp_path: Path) -> None:
     """A cancelled transactional handler did nothing, so that the next call runs at once."""
-    async with SQLiteBackend(str(tmp_path / "tx.db")) as backend:
+    async with AsyncSQLiteStore(str(tmp_path / "tx.db")) as backend:
         store = IdempotencyStore(backend)
         handler = Handler(store, transactional=True)
         await handler.cancelled()
@@ -143,7 +143,7 @@ async def test_a_transaction_is_rolled_back_whatever_the_store_says(tmp_path: Pa
 
 async def test_a_call_inside_a_transaction_ends_with_it(tmp_path: Path) -> None:
     """What the caller lends ends with the caller, and so does a handler that works on it."""
-    async with SQLiteBackend(str(tmp_path / "tx.db")) as backend:
+    async with AsyncSQLiteStore(str(tmp_path / "tx.db")) as backend:
         inner = Handler(IdempotencyStore(MemoryBackend(), on_in_flight="reject"))
         outer = IdempotencyStore(backend)
 

@@ -16,12 +16,12 @@ from tests.scale import scaled
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     AsyncStore,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     Once,
-    SQLiteBackend,
     SQLiteStore,
     Store,
     SyncWebhookDedupStore,
@@ -125,7 +125,7 @@ def make_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
     def make() -> AsyncStore:
         if request.param == "memory":
             return MemoryBackend()
-        return SQLiteBackend(tmp_path / "race.db", commit=request.param.partition("-")[2])
+        return AsyncSQLiteStore(tmp_path / "race.db", commit=request.param.partition("-")[2])
 
     return make
 

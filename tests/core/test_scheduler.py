@@ -19,6 +19,7 @@ from tests.scale import scaled
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     AsyncStore,
     CachedResponse,
     IdempotencyBackend,
@@ -26,7 +27,6 @@ from oncekey import (
     IdempotencyInFlightError,
     IdempotencyStore,
     MemoryBackend,
-    SQLiteBackend,
     ToolContext,
     WebhookDedupStore,
 )
@@ -395,12 +395,12 @@ def test_no_interleaving_breaks_the_sqlite_backend(tmp_path: Path) -> None:
     """The same holds on SQLite with commits in the loop, over up to 200 seeds."""
     for seed in range(scaled(200)):
         with_file = tmp_path / f"{seed}.db"
-        stores: list[SQLiteBackend] = []
+        stores: list[AsyncSQLiteStore] = []
 
         def make(
-            loop: SeededLoop, path: Path = with_file, stores: list[SQLiteBackend] = stores
+            loop: SeededLoop, path: Path = with_file, stores: list[AsyncSQLiteStore] = stores
         ) -> AsyncStore:
-            store = SQLiteBackend(path, durability="normal", commit="inline", clock=loop.epoch)
+            store = AsyncSQLiteStore(path, durability="normal", commit="inline", clock=loop.epoch)
             stores.append(store)
             return store
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oncekey import (
+    AsyncSQLiteStore,
     BackendMismatchError,
     IdempotencyStore,
     InvalidKeyError,
@@ -19,7 +20,6 @@ from oncekey import (
     MemoryBackend,
     MemoryStore,
     OncekeyError,
-    SQLiteBackend,
     SQLiteStore,
     StoreError,
     SyncWebhookDedupStore,
@@ -287,7 +287,7 @@ async def test_a_wrong_token_owns_nothing(dedup: WebhookDedupStore, token: str) 
 
 async def test_a_cancelled_claim_is_given_back(tmp_path: pathlib.Path) -> None:
     """A receiver cancelled while it claims does not block the event for a whole lease."""
-    async with SQLiteBackend(tmp_path / "x.db") as backend:
+    async with AsyncSQLiteStore(tmp_path / "x.db") as backend:
         dedup = WebhookDedupStore(backend)
         for number in range(20):
             task = asyncio.create_task(dedup.claim("s", f"e{number}", HASH))

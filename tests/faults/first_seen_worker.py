@@ -14,7 +14,7 @@ import os
 import random
 import sys
 
-from oncekey import SQLiteBackend, SQLiteStore, SyncWebhookDedupStore, WebhookDedupStore
+from oncekey import AsyncSQLiteStore, SQLiteStore, SyncWebhookDedupStore, WebhookDedupStore
 from oncekey.models import Key, Scope, Terms, Verdict
 
 TERMS = Terms(lease_ms=600_000, ttl_ms=86_400_000)
@@ -32,7 +32,7 @@ def mark_async(path: str, names: list[str], commit: str) -> list[str]:
     """Through ``WebhookDedupStore``, sixteen deliveries at a time."""
 
     async def mark() -> list[str]:
-        async with SQLiteBackend(path, commit=commit) as backend:
+        async with AsyncSQLiteStore(path, commit=commit) as backend:
             dedup = WebhookDedupStore(backend)
             wait_for_go()
             seen = []

@@ -12,13 +12,13 @@ from tests.servers.fixtures_pg import _given, _own, own_postgres, pg_url, postgr
 from tests.servers.redis import _plain_server, redis_server, redis_url
 
 from oncekey import (
+    AsyncSQLiteStore,
     MemoryBackend,
     MemoryStore,
     PgBackend,
     PgStore,
     RedisBackend,
     RedisStore,
-    SQLiteBackend,
     SQLiteStore,
 )
 
@@ -51,7 +51,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mak
 def _places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MakeStore, MakeStore]:
     if request.param == "sqlite":
         path = tmp_path / "records.db"
-        return lambda: SQLiteStore(path), lambda: SQLiteBackend(path)
+        return lambda: SQLiteStore(path), lambda: AsyncSQLiteStore(path)
     if request.param == "postgres":
         url = request.getfixturevalue("pg_url")
         return lambda **more: PgStore(url, **more), lambda **more: PgBackend(url, **more)

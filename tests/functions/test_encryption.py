@@ -18,6 +18,7 @@ from tests.servers.fixtures_pg import sql
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     BackendMismatchError,
     IdempotencyStore,
     MemoryBackend,
@@ -28,7 +29,6 @@ from oncekey import (
     PolicyError,
     RedisBackend,
     RedisStore,
-    SQLiteBackend,
     SQLiteStore,
     StoreConfigError,
     StoreCorruptError,
@@ -209,7 +209,7 @@ POWERS = (
         MemoryStore,
         MemoryBackend,
         SQLiteStore,
-        SQLiteBackend,
+        AsyncSQLiteStore,
         PgStore,
         PgBackend,
         RedisStore,
@@ -286,7 +286,7 @@ async def test_the_file_holds_nothing_in_the_clear(tmp_path: Path) -> None:
     """Every API over an encrypted store leaves no trace of its answers in the file's bytes."""
     path = tmp_path / "x.db"
     caller = ToolContext(caller_identity="acme")
-    backend = encrypted(SQLiteBackend(path), RING)
+    backend = encrypted(AsyncSQLiteStore(path), RING)
 
     @IdempotencyStore(backend).wrap
     async def create(params: dict[str, Any], context: Any = None) -> dict[str, str]:
@@ -484,7 +484,7 @@ async def test_an_emptied_fingerprint_does_not_match_in_transactions(tmp_path: P
             assert db.execute("UPDATE oncekey_records SET fingerprint = x''").rowcount == 1
         with pytest.raises(StoreCorruptError, match="another payload"):
             Once(store).transaction("tx", payload=2).__enter__()
-    async with encrypted(SQLiteBackend(path), RING) as backend:
+    async with encrypted(AsyncSQLiteStore(path), RING) as backend:
         with pytest.raises(StoreCorruptError, match="another payload"):
             await AsyncOnce(backend).transaction("tx", payload=2).__aenter__()
         with pytest.raises(StoreCorruptError, match="another payload"):
@@ -506,7 +506,7 @@ def test_a_removed_answer_does_not_replay_nothing(places: Places) -> None:
 async def test_a_null_in_the_table_does_not_replay_nothing(tmp_path: Path) -> None:
     """The same for a row whose answer somebody has set to NULL."""
     path = tmp_path / "x.db"
-    async with encrypted(SQLiteBackend(path), RING) as store:
+    async with encrypted(AsyncSQLiteStore(path), RING) as store:
         async with AsyncOnce(store).guard("o-1") as claim:
             claim.answer = SECRET
         with contextlib.closing(sqlite3.connect(path)) as db, db:

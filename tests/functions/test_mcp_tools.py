@@ -24,13 +24,13 @@ from mcp.types import CallToolResult, InputRequiredResult, TextContent
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     BackendMismatchError,
     IdempotencyConflictError,
     InvalidKeyError,
     MemoryBackend,
     MemoryStore,
     Once,
-    SQLiteBackend,
     StoreUnavailableError,
     current_claim,
     current_transaction,
@@ -239,7 +239,7 @@ async def test_errors_and_questions_free_the_key(server: MCPServer, aonce: Async
 
 async def test_a_tool_in_a_transaction(server: MCPServer, tmp_path: Any) -> None:
     """``transactional=True`` commits the effect and the answer together."""
-    store = SQLiteBackend(tmp_path / "x.db")
+    store = AsyncSQLiteStore(tmp_path / "x.db")
     once = AsyncOnce(store, scope="tools")
 
     @server.tool()

@@ -12,6 +12,7 @@ import pytest
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     BackendMismatchError,
     ClaimLostError,
     IdempotencyInFlightError,
@@ -19,7 +20,6 @@ from oncekey import (
     MemoryBackend,
     MemoryStore,
     Once,
-    SQLiteBackend,
     SQLiteStore,
 )
 
@@ -253,7 +253,7 @@ async def test_a_sync_guard_does_not_stall_the_loop_it_runs_in(store: Any) -> No
 async def test_a_transaction_does_not_stall_the_loop_either(tmp_path: Any) -> None:
     """A sync transaction in a loop, whose key an async one holds."""
     with SQLiteStore(tmp_path / "records.db") as sync:
-        async with SQLiteBackend(tmp_path / "records.db") as store:
+        async with AsyncSQLiteStore(tmp_path / "records.db") as store:
             async with AsyncOnce(store).guard("k"):
                 with pytest.raises(BackendMismatchError, match="event loop"):
                     elsewhere(Once(sync, wait=LONG).transaction("k").__enter__)

@@ -20,13 +20,13 @@ from tests.http.doors import AsgiDoor, Calls, Door, WsgiDoor
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     IdempotencyInFlightError,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     Once,
     PolicyError,
-    SQLiteBackend,
     SQLiteStore,
     ToolContext,
 )
@@ -167,7 +167,7 @@ def test_copies_of_a_request_over_the_number_get_a_409(
     kinds: dict[tuple[str, Any], Callable[[], Any]] = {
         ("memory", AsgiDoor): MemoryBackend,
         ("memory", WsgiDoor): MemoryStore,
-        ("sqlite", AsgiDoor): lambda: SQLiteBackend(tmp_path / "keys.db"),
+        ("sqlite", AsgiDoor): lambda: AsyncSQLiteStore(tmp_path / "keys.db"),
         ("sqlite", WsgiDoor): lambda: SQLiteStore(tmp_path / "keys.db"),
     }
     calls = Calls(lambda body: (201, [], b"%d" % slow.work()))

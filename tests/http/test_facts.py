@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.http.doors import AsgiDoor, Calls, Door, WsgiDoor
 
-from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, SQLiteStore
 from oncekey.adapters.awslambda import idempotent
 from oncekey.http.body import ClientGoneError, asgi_body, wsgi_body
 from oncekey.http.facts import Facts, asgi_facts, facts_of, wsgi_facts
@@ -236,7 +236,7 @@ def test_a_retry_may_reach_another_form(path: str, tmp_path: Path) -> None:
     """WSGI, ASGI and Lambda over one store run a request once; another path is a 422."""
     calls = Calls()
     store = SQLiteStore(tmp_path / "keys.db")
-    asgi = Door(AsgiDoor(calls, SQLiteBackend(tmp_path / "keys.db")))
+    asgi = Door(AsgiDoor(calls, AsyncSQLiteStore(tmp_path / "keys.db")))
     wsgi = Door(WsgiDoor(calls, store))
     function = of_lambda(calls, store)
     told = path.encode().decode("latin-1")  # as a WSGI server writes it

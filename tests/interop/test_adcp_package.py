@@ -20,12 +20,12 @@ from tests.interop.serving import PATIENCE, serving
 
 from oncekey import (
     AsyncPostgresStore,
+    AsyncSQLiteStore,
     AsyncStore,
     IdempotencyConflictError,
     IdempotencyStore,
     MemoryBackend,
     RedisBackend,
-    SQLiteBackend,
     StoreUnavailableError,
 )
 from oncekey.adcp import STANDARD_ERROR_CODES, capabilities_response, error_envelope
@@ -59,7 +59,7 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
         shared = MemoryBackend()
         return lambda: shared
     if request.param == "sqlite":
-        return lambda: SQLiteBackend(str(tmp_path / "peer.db"))
+        return lambda: AsyncSQLiteStore(str(tmp_path / "peer.db"))
     if request.param == "redis":
         redis_url: str = request.getfixturevalue("redis_url")
         return lambda: RedisBackend(redis_url)

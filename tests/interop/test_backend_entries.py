@@ -11,11 +11,11 @@ import pytest
 
 from oncekey import (
     AsyncPostgresStore,
+    AsyncSQLiteStore,
     CachedResponse,
     IdempotencyStore,
     MemoryBackend,
     RedisBackend,
-    SQLiteBackend,
     ToolContext,
     canonical_json_sha256,
 )
@@ -33,7 +33,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         return
     made: Any = MemoryBackend()
     if request.param == "sqlite":
-        made = SQLiteBackend(str(tmp_path / "entries.db"))
+        made = AsyncSQLiteStore(str(tmp_path / "entries.db"))
     elif request.param == "redis":
         made = RedisBackend(request.getfixturevalue("redis_url"))
     elif request.param == "encrypted":

@@ -19,12 +19,12 @@ from tests.servers.fixtures_pg import sql
 
 from oncekey import (
     AsyncPostgresStore,
+    AsyncSQLiteStore,
     IdempotencyConflictError,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     OncekeyError,
-    SQLiteBackend,
     ToolContext,
 )
 from oncekey.receiver import WebhookReceiver
@@ -120,7 +120,7 @@ async def test_a_changed_payload_in_flight_conflicts_at_once(store: IdempotencyS
 
 async def test_a_changed_payload_conflicts_while_a_transaction_runs(tmp_path: Path) -> None:
     """A transactional call tells a changed payload of the same process at once, too."""
-    async with SQLiteBackend(str(tmp_path / "tx.db")) as backend:
+    async with AsyncSQLiteStore(str(tmp_path / "tx.db")) as backend:
         store = IdempotencyStore(backend, profile="adcp-3.2")
         inside, gate = asyncio.Event(), asyncio.Event()
 
@@ -238,9 +238,9 @@ async def test_a_datetime_in_the_answer_never_runs_the_handler_twice(
 @pytest.fixture(params=["sqlite", "postgres"])
 async def durable(
     request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[SQLiteBackend | AsyncPostgresStore]:
+) -> AsyncIterator[AsyncSQLiteStore | AsyncPostgresStore]:
     if request.param == "sqlite":
-        async with SQLiteBackend(str(tmp_path / "order.db")) as sqlite:
+        async with AsyncSQLiteStore(str(tmp_path / "order.db")) as sqlite:
             yield sqlite
         return
     async with AsyncPostgresStore(request.getfixturevalue("postgres").database()) as backend:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, SQLiteStore
 from oncekey.errors import BackendMismatchError, PolicyError, StoreUnavailableError
 from oncekey.models import Key, Scope
 from oncekey.signatures.nonces import Nonces
@@ -30,7 +30,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    opened = MemoryBackend() if request.param == "memory" else SQLiteBackend(tmp_path / "n.db")
+    opened = MemoryBackend() if request.param == "memory" else AsyncSQLiteStore(tmp_path / "n.db")
     async with opened:
         yield opened
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import AsyncOnce, MemoryBackend, MemoryStore, Once, SQLiteBackend, SQLiteStore
+from oncekey import AsyncOnce, AsyncSQLiteStore, MemoryBackend, MemoryStore, Once, SQLiteStore
 from oncekey._core import forks, heartbeat
 from oncekey._core.flows import new_owner
 from oncekey.abc import AsyncStore, Store
@@ -121,7 +121,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncSto
     opened: AsyncStore = (
         MemoryBackend()
         if request.param == "memory"
-        else SQLiteBackend(tmp_path / "fork.db", commit=request.param, busy_timeout=10)
+        else AsyncSQLiteStore(tmp_path / "fork.db", commit=request.param, busy_timeout=10)
     )
     yield opened
     asyncio.run(opened.aclose())

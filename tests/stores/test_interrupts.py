@@ -30,15 +30,13 @@ from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores import (
     _batching,
     _memory_table,
-    _sqlite_book,
-    _sqlite_db,
-    _sqlite_lending,
     _waiters,
-    sqlite,
 )
 from oncekey.stores._batching import Job, ThreadBatch
 from oncekey.stores.postgres import PostgresStore, connections
 from oncekey.stores.redis import RedisStore
+from oncekey.stores.sqlite import database, files, lending, transactions
+from oncekey.stores.sqlite import store as sqlite_store
 from oncekey.testing import ManualClock
 
 __all__ = ["_plain_server", "redis_server"]
@@ -46,8 +44,8 @@ __all__ = ["_plain_server", "redis_server"]
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 WAIT = 60  # seconds after which a hang is one; nothing waits for it
 SHARED = (_batching, call, drive, flows, heartbeat, _waiters)
-FILE = (*SHARED, guard, sqlite, _sqlite_db)
-OWN = (transact, transaction_flow, drive, drivers, sqlite_driver, _sqlite_book, _sqlite_lending)
+FILE = (*SHARED, guard, sqlite_store, database, files)
+OWN = (transact, transaction_flow, drive, drivers, sqlite_driver, transactions, lending)
 
 
 def aside(work: Callable[[], Any]) -> Any:
@@ -202,7 +200,7 @@ def test_opening_a_file_may_be_interrupted_anywhere(tmp_path: Path) -> None:
 
     Between ``sqlite3.connect`` and whoever is to close the connection, only garbage collection can.
     """
-    for number, interrupt in enumerate(every_point(sqlite, _sqlite_db, stride=7)):
+    for number, interrupt in enumerate(every_point(sqlite_store, database, files, stride=7)):
         path = tmp_path / f"{number}.db"
         if interrupted(interrupt, lambda path=path: SQLiteStore(path, durability="normal").close()):
             with SQLiteStore(path, durability="normal", busy_timeout=0) as store:

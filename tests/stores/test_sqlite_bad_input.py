@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import AsyncOnce, Once, SQLiteBackend, SQLiteStore, connect
+from oncekey import AsyncOnce, AsyncSQLiteStore, Once, SQLiteStore, connect
 from oncekey.errors import (
     OncekeyError,
     StoreClosedError,
@@ -75,7 +75,7 @@ def open_store(request: pytest.FixtureRequest) -> Iterator[Open]:
         if request.param == "sync":
             store = SQLiteStore(path, **options)
         else:
-            store = SQLiteBackend(path, commit=request.param, **options)
+            store = AsyncSQLiteStore(path, commit=request.param, **options)
         opened.append(store)
         return store
 
@@ -130,7 +130,7 @@ def test_bad_options_are_refused_with_the_fix(
 def test_an_unknown_way_to_commit_is_refused(tmp_path: Path) -> None:
     """``commit`` must be thread or inline, and the error says so."""
     with pytest.raises(StoreConfigError, match="'thread' or 'inline'"):
-        SQLiteBackend(tmp_path / "file.db", commit="later")
+        AsyncSQLiteStore(tmp_path / "file.db", commit="later")
 
 
 @pytest.mark.parametrize(

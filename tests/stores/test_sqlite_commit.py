@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import AsyncOnce, SQLiteBackend, SQLiteStore, StoreClosedError, StoreCorruptError
+from oncekey import AsyncOnce, AsyncSQLiteStore, SQLiteStore, StoreClosedError, StoreCorruptError
 from oncekey._core.flows import new_owner
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores._batching import Job, ThreadBatch
@@ -111,7 +111,7 @@ def test_a_damaged_record_fails_alone(tmp_path: pathlib.Path) -> None:
 
 async def test_closing_amid_calls_ends(tmp_path: pathlib.Path) -> None:
     """aclose finishes what was asked before it, refuses what comes later, and returns."""
-    backend = SQLiteBackend(tmp_path / "x.db")
+    backend = AsyncSQLiteStore(tmp_path / "x.db")
     early = [asyncio.create_task(backend.first_seen(key(n), TERMS)) for n in range(20)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(backend.aclose())
@@ -128,7 +128,7 @@ async def test_a_loop_that_stood_still_does_not_lose_its_claim(
 ) -> None:
     """A handler that blocked the loop past its lease goes on, if nobody took its key."""
     runs = []
-    async with SQLiteBackend(tmp_path / "x.db", commit=commit) as backend:
+    async with AsyncSQLiteStore(tmp_path / "x.db", commit=commit) as backend:
         renewed = asyncio.Event()
         renew = backend.renew
 

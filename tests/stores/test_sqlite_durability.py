@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from oncekey import Once, SQLiteBackend, SQLiteStore, SyncWebhookDedupStore, WebhookDedupStore
+from oncekey import AsyncSQLiteStore, Once, SQLiteStore, SyncWebhookDedupStore, WebhookDedupStore
 from oncekey.instrument import subscribe
 from oncekey.instrument.events import Event, EventKind
 from oncekey.models import Key, Scope, State, Terms, Verdict
-from oncekey.stores import _sqlite_db
 from oncekey.stores._batching import Job
-from oncekey.stores._sqlite_db import Database
+from oncekey.stores.sqlite import database as module
+from oncekey.stores.sqlite.database import Database
 from oncekey.testing import ManualClock
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
@@ -60,10 +60,10 @@ ACKNOWLEDGE_SYNC = """
 ACKNOWLEDGE_ASYNC = """
     import asyncio, os, signal, sys
     from oncekey import AsyncOnce
-    from oncekey.stores.sqlite import SQLiteBackend
+    from oncekey.stores.sqlite import AsyncSQLiteStore
 
     async def main():
-        backend = SQLiteBackend(sys.argv[1], durability=sys.argv[2], commit=sys.argv[3])
+        backend = AsyncSQLiteStore(sys.argv[1], durability=sys.argv[2], commit=sys.argv[3])
         once = AsyncOnce(backend, scope="durable")
 
         @once(key="name", name=None)
@@ -218,7 +218,7 @@ async def test_tasks_share_a_commit_of_the_writer_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks that call while the writer thread commits are all taken along by its next commit."""
-    async with SQLiteBackend(tmp_path / "group.db") as backend:
+    async with AsyncSQLiteStore(tmp_path / "group.db") as backend:
         count = Counted(backend._database, monkeypatch)
         first = asyncio.create_task(backend.first_seen(key(0), TERMS))
         await asyncio.to_thread(count.entered.wait, 60)
@@ -238,7 +238,7 @@ async def test_tasks_of_one_tick_share_an_inline_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With commit="inline" all calls of one tick of the loop are one commit."""
-    async with SQLiteBackend(tmp_path / "group.db", commit="inline") as backend:
+    async with AsyncSQLiteStore(tmp_path / "group.db", commit="inline") as backend:
         count = Counted(backend._database, monkeypatch)
         count.may_go_on.set()
         calls = (backend.first_seen(key(number), TERMS) for number in range(CALLERS))
@@ -314,7 +314,7 @@ def test_duplicates_write_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("commit", ["thread", "inline"])
 async def test_async_duplicates_write_nothing(tmp_path: Path, commit: str) -> None:
     """The async store answers replays and duplicate deliveries without its writer."""
-    async with SQLiteBackend(tmp_path / "still.db", commit=commit) as backend:
+    async with AsyncSQLiteStore(tmp_path / "still.db", commit=commit) as backend:
         dedup = WebhookDedupStore(backend)
         done = await backend.claim(key("done"), OWNER, b"p", TERMS)
         await backend.complete(key("done"), OWNER, done.fence, b"answer", TERMS)
@@ -360,11 +360,11 @@ def test_expired_rows_go_by_themselves_in_small_steps(tmp_path: Path, swept: lis
         for number in range(700):
             store.first_seen(key(f"soon{number}"), long)
         assert (swept, rows(store)) == ([], 2_800)
-        clock.advance(_sqlite_db.GRACE_MS / 1000)
+        clock.advance(module.GRACE_MS / 1000)
         for number in range(2_600):
             store.first_seen(key(f"new{number}"), long)
         assert sum(swept) == 2_000
-        assert max(swept) <= _sqlite_db.SWEEP_ROWS
+        assert max(swept) <= module.SWEEP_ROWS
         assert rows(store) == 100 + 700 + 2_600
         for name in [f"live{n}" for n in range(100)] + [f"new{n}" for n in range(2_600)]:
             assert store.read(key(name)) is not None
@@ -399,7 +399,7 @@ def test_a_view_on_another_clock_does_not_lose_its_records(tmp_path: Path) -> No
     with SQLiteStore(tmp_path / "views.db", clock=ahead) as store:
         view = store.with_clock(behind)
         view.first_seen(key("mine"), terms)
-        for number in range(2 * _sqlite_db.SWEEP_EVERY):
+        for number in range(2 * module.SWEEP_EVERY):
             store.first_seen(key(number), TERMS)
         assert view.first_seen(key("mine"), terms) is False
 
@@ -443,7 +443,7 @@ def test_eight_processes_may_open_a_new_file_at_once(tmp_path: Path, made: bool)
     raw = sqlite3.connect(path)
     versions = raw.execute("SELECT version FROM oncekey_schema ORDER BY version").fetchall()
     raw.close()
-    assert versions == [(number,) for number, _ in _sqlite_db.MIGRATIONS]
+    assert versions == [(number,) for number, _ in module.MIGRATIONS]
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
@@ -451,13 +451,13 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 ) -> None:
     """A migration is one transaction: half of it never stays, and the next opening does it all."""
     path = tmp_path / "half.db"
-    newest = _sqlite_db.MIGRATIONS[-1][0] + 1
+    newest = module.MIGRATIONS[-1][0] + 1
     broken = "CREATE TABLE oncekey_half (a INTEGER);\nINSERT INTO nowhere VALUES (1);\n"
     with SQLiteStore(path) as store:
         store.first_seen(key("before"), TERMS)
     with monkeypatch.context() as patch:
-        patch.setattr(_sqlite_db, "MIGRATIONS", [*_sqlite_db.MIGRATIONS, (newest, broken)])
-        with pytest.raises(_sqlite_db.StoreError):
+        patch.setattr(module, "MIGRATIONS", [*module.MIGRATIONS, (newest, broken)])
+        with pytest.raises(module.StoreError):
             SQLiteStore(path)
     raw = sqlite3.connect(path)
     assert raw.execute("SELECT 1 FROM sqlite_master WHERE name = 'oncekey_half'").fetchall() == []
@@ -465,7 +465,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     with SQLiteStore(path) as store:
         assert store.first_seen(key("before"), TERMS) is False
     better = broken.replace("INSERT INTO nowhere", "INSERT INTO oncekey_half")
-    monkeypatch.setattr(_sqlite_db, "MIGRATIONS", [*_sqlite_db.MIGRATIONS, (newest, better)])
+    monkeypatch.setattr(module, "MIGRATIONS", [*module.MIGRATIONS, (newest, better)])
     with SQLiteStore(path) as store:
         assert store.first_seen(key("before"), TERMS) is False
         record = store.read(key("before"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import MemoryBackend, MemoryStore, SQLiteBackend, SQLiteStore, aconnect, connect
+from oncekey import AsyncSQLiteStore, MemoryBackend, MemoryStore, SQLiteStore, aconnect, connect
 from oncekey.errors import StoreConfigError
 from oncekey.stores import urls
 
@@ -31,7 +31,7 @@ async def test_options_come_from_the_url_or_the_call(tmp_path: pathlib.Path) -> 
     """Query and keywords set options; keywords win."""
     url = f"sqlite:///{tmp_path}/x.db?durability=normal&commit=inline&busy_timeout=2.5"
     async with aconnect(url, busy_timeout=3) as store:
-        assert isinstance(store, SQLiteBackend)
+        assert isinstance(store, AsyncSQLiteStore)
         assert store._database.durability == "normal"
         assert store._database.busy_timeout == 3
 

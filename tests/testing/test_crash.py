@@ -241,7 +241,7 @@ async def test_killed_at_strikes_coroutines_when_they_run(clock: ManualClock) ->
 
 SHOP = """
 import contextlib, os, sqlite3
-from oncekey import SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, SQLiteStore
 from oncekey.receiver import WebhookReceiver
 from oncekey.testing import sample_provider
 

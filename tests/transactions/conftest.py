@@ -15,7 +15,7 @@ import pytest_asyncio
 from tests.servers.postgres import Postgres, running
 from tests.transactions.routes import Caller, Place, Route, done
 
-from oncekey import PgBackend, PgStore, SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, PgBackend, PgStore, SQLiteStore
 from oncekey._core import drive
 from oncekey.models import Key, Scope
 
@@ -127,7 +127,7 @@ def witness(place: Place) -> Iterator[Witness]:
 def make_store(route: Route, place: Place, **options: Any) -> Any:
     """A store of the kind that a route needs."""
     if route.flavour == "sqlite":
-        kind: Any = SQLiteStore if route.world == "sync" else SQLiteBackend
+        kind: Any = SQLiteStore if route.world == "sync" else AsyncSQLiteStore
         return kind(place.file, durability="normal", **options)
     if route.world == "sync":
         return PgStore(place.url, **options)

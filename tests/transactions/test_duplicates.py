@@ -18,7 +18,7 @@ from tests.scale import scaled
 from tests.transactions.conftest import Witness, close_store, make_store
 from tests.transactions.routes import POOL, ROUTES, Caller, Place, Route, block, done
 
-from oncekey import SQLiteBackend, SQLiteStore
+from oncekey import AsyncSQLiteStore, SQLiteStore
 
 COPIES, KEYS = 64, scaled(20)
 
@@ -257,7 +257,7 @@ async def test_transactions_of_one_file_take_turns(world: str, tmp_path: Path) -
 
     store: Any
     if world == "async":
-        async with SQLiteBackend(path) as store:
+        async with AsyncSQLiteStore(path) as store:
             tasks = [asyncio.ensure_future(awrite(name)) for name in range(16)]
             tasks[7].cancel()
             await asyncio.wait(tasks)

@@ -20,13 +20,13 @@ from tests.transactions.conftest import EFFECTS, Witness, close_store, make_stor
 from tests.transactions.routes import ROUTES, Caller, Place, Route, block, done
 
 from oncekey import (
+    AsyncSQLiteStore,
     IdempotencyStore,
     MemoryBackend,
     MemoryStore,
     Once,
     PgBackend,
     PgStore,
-    SQLiteBackend,
     SQLiteStore,
     StoreConfigError,
     StoreError,
@@ -367,7 +367,7 @@ async def test_async_store_refuses_what_is_sync(
     place: Place, witness: Witness, name: str, sync_things: list[Any]
 ) -> None:
     """A synchronous connection would stop the loop, and is told so."""
-    for store in (PgBackend(place.url), SQLiteBackend(place.file)):
+    for store in (PgBackend(place.url), AsyncSQLiteStore(place.file)):
         for on in sync_things:
             with pytest.raises(TransactionRefusedError, match="is sync, this store is async"):
                 async with store.transaction(name, on=on):

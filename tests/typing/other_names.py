@@ -30,6 +30,7 @@ OTHER = (
     oncekey.PgStore,
     oncekey.PolicyError,
     oncekey.RedisBackend,
+    oncekey.SQLiteBackend,
     oncekey.StoreClosedError,
     oncekey.StoreConfigError,
     oncekey.StoreCorruptError,

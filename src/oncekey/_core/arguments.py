@@ -173,7 +173,7 @@ def not_awaitable(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
             value.close()
         raise BackendMismatchError(
             "the handler gave something to await, but the backend is a sync one: pass "
-            "MemoryBackend(), SQLiteBackend('file.db') or aconnect(url)"
+            "MemoryBackend(), AsyncSQLiteStore('file.db') or aconnect(url)"
         )
     return value
 

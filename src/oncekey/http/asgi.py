@@ -54,7 +54,7 @@ def ready(
     if not isinstance(opened, AsyncStore):
         raise BackendMismatchError(
             f"this needs an async store, got {type(store).__name__}: pass a URL, MemoryBackend(), "
-            "SQLiteBackend('file.db') or aconnect(url)"
+            "AsyncSQLiteStore('file.db') or aconnect(url)"
         )
     return opened, checked
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError
-from oncekey.stores._sqlite_file import create_private
+from oncekey.stores.sqlite.files import create_private
 
 __all__ = ["AuditEntry", "AuditSink", "LogAudit", "TableAudit"]
 

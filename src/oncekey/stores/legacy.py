@@ -67,7 +67,7 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     if not is_legacy:
         raise BackendMismatchError(
             f"{user} needs a store, got {type(backend).__name__}: pass MemoryBackend(), "
-            "SQLiteBackend('file.db') or aconnect(url), or for sync code their sync twins"
+            "AsyncSQLiteStore('file.db') or aconnect(url), or for sync code their sync twins"
         )
     warnings.warn(
         f"{type(backend).__name__} has only get and put: concurrent duplicates are held apart "

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from oncekey.stores.sql import load_statements
+from oncekey.stores._sql import load_statements
 
 __all__ = ["SQL", "Statements", "statements_in"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError
 from oncekey.stores._batching import MAX_BATCH, Job
-from oncekey.stores._sqlite_db import Database
+from oncekey.stores.sqlite.database import Database
 
 __all__ = ["TickCommit", "WriterCommit"]
 

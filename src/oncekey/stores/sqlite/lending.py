@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.abc import Loan
 from oncekey.errors import TransactionRefusedError
-from oncekey.stores._sqlite_file import busy, patiently
+from oncekey.stores.sqlite.files import busy, patiently
 
 if TYPE_CHECKING:
-    from oncekey.stores._sqlite_db import Database
+    from oncekey.stores.sqlite.database import Database
 
 __all__ = ["Line", "OwnConnection", "lend", "lend_async"]
 

@@ -12,7 +12,7 @@ from oncekey._core.transitions import Event
 from oncekey.abc import Clock, TransactionRecords
 from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Terms
-from oncekey.stores._sqlite_db import SQL, Database
+from oncekey.stores.sqlite.database import SQL, Database
 
 __all__ = ["SQLiteTransactionRecords"]
 

@@ -25,12 +25,12 @@ from oncekey.errors import StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import ThreadBatch
-from oncekey.stores._sqlite_book import SQLiteTransactionRecords
-from oncekey.stores._sqlite_commit import TickCommit, WriterCommit
-from oncekey.stores._sqlite_db import Database
-from oncekey.stores._sqlite_lending import close_async, lend, lend_async
+from oncekey.stores.sqlite.commits import TickCommit, WriterCommit
+from oncekey.stores.sqlite.database import Database
+from oncekey.stores.sqlite.lending import close_async, lend, lend_async
+from oncekey.stores.sqlite.transactions import SQLiteTransactionRecords
 
-__all__ = ["SQLiteBackend", "SQLiteStore"]
+__all__ = ["AsyncSQLiteStore", "SQLiteStore"]
 
 _NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
 
@@ -250,7 +250,7 @@ def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
-class SQLiteBackend(_Face, AsyncTransactional, Answers, AsyncSweepable):
+class AsyncSQLiteStore(_Face, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
     Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are
@@ -428,7 +428,7 @@ def open_sync(url: str, options: dict[str, Any]) -> SQLiteStore:
     return SQLiteStore(path, **options)
 
 
-def open_async(url: str, options: dict[str, Any]) -> SQLiteBackend:
+def open_async(url: str, options: dict[str, Any]) -> AsyncSQLiteStore:
     """``sqlite:///file.db``."""
     path = _path(url, options)
-    return SQLiteBackend(path, **options)
+    return AsyncSQLiteStore(path, **options)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 
 def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else has the file."""
     code = getattr(error, "sqlite_errorcode", -1) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 

@@ -1,7 +1,7 @@
 """One SQLite file: connections, schema, transactions, sweeping, and errors with names.
 
 Knows records and the transition tables; knows nothing of threads or event loops beyond its locks.
-How callers share a commit is in ``_sqlite_commit.py``.
+How callers share a commit is in ``commits.py``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
-from oncekey.stores._sqlite_file import check_row, create_private, is_busy, named, patiently, undo
-from oncekey.stores._sqlite_lending import Line, OwnConnection
+from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores._waiters import Waiters
-from oncekey.stores.sql import load_migrations, load_statements
+from oncekey.stores.sqlite.files import check_row, create_private, is_busy, named, patiently, undo
+from oncekey.stores.sqlite.lending import Line, OwnConnection
 
 __all__ = ["Database"]
 
-SQL: Final = load_statements("sqlite.sql")
-MIGRATIONS: Final = load_migrations("sqlite_migrations")
+SQL: Final = load_statements("statements.sql", "oncekey.stores.sqlite")
+MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite")
 SWEEP_EVERY: Final = 128  # writes between two looks for expired records
 SWEEP_ROWS: Final = 256  # rows a look passes over: two for each write, so that garbage stays small
 GRACE_MS: Final = 60_000
