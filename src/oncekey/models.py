@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from oncekey.errors import InvalidKeyError
 
@@ -72,7 +72,8 @@ def identity_text(value: object, what: str) -> str:
         text = str.__str__(value)  # what an enum of strings holds, not its name
         typed = text.startswith(("str:", "int:", "uuid:", "bytes:"))
         return check_text(f"str:{text}" if typed else text, what)
-    if isinstance(value, UUID):
+    uuid = sys.modules.get("uuid")  # nothing is a UUID before that is imported
+    if uuid is not None and isinstance(value, uuid.UUID):
         return f"uuid:{value}"
     if isinstance(value, int) and not isinstance(value, bool):
         if value.bit_length() > 1024:

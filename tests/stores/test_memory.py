@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
-from oncekey import MemoryBackend, MemoryStore, StoreError, connect
+import oncekey
+from oncekey import AsyncMemoryStore, MemoryStore, StoreError, connect
+from oncekey.abc import AsyncStore
 from oncekey.errors import StoreClosedError, StoreFullError
 from oncekey.models import Key, Record, Scope, Terms, Verdict
 from oncekey.stores import _memory_table as memory
@@ -101,7 +103,7 @@ def test_stores_of_one_name_share_their_records() -> None:
     assert first.first_seen(Key(SCOPE, "k"), TERMS)
     assert not second.first_seen(Key(SCOPE, "k"), TERMS)
     with MemoryStore("shared-name") as third:
-        assert third._table is MemoryBackend("shared-name")._table
+        assert third._table is AsyncMemoryStore("shared-name")._table
         assert third._table is first._table  # type: ignore[attr-defined]
     assert connect("memory://").first_seen(Key(SCOPE, "k"), TERMS)
 
@@ -189,7 +191,7 @@ def test_a_bound_of_nothing_is_refused() -> None:
 
 async def test_backend_counts_and_clears(clock: ManualClock) -> None:
     """delete_expired gives how many it removed; clear removes the rest."""
-    backend = MemoryBackend(clock=clock)
+    backend = AsyncMemoryStore(clock=clock)
     for number in range(10):
         await backend.first_seen(Key(SCOPE, str(number)), TERMS)
     clock.advance(59)
@@ -201,3 +203,9 @@ async def test_backend_counts_and_clears(clock: ManualClock) -> None:
     await backend.aclose()
     with pytest.raises(StoreError):
         await backend.first_seen(Key(SCOPE, "k"), TERMS)
+
+
+def test_the_earlier_name_of_the_async_store_stays() -> None:
+    """Code that says MemoryBackend goes on, as does the name that the source documents use."""
+    assert oncekey.MemoryBackend is AsyncMemoryStore
+    assert issubclass(AsyncMemoryStore, AsyncStore)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -94,14 +95,16 @@ class Arguments:
             self.context_at: int | None = names.index(self.context_name)
         else:
             self.context_at = None if at is None else at + 1
+        self.usual_at = sys.maxsize if at is None else at
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The request and the context of one call."""
-        params, params_at = None, self.params_at
-        if not kwargs and params_at is not None and len(args) > params_at:
-            params, at = args[params_at], self.context_at
-            if type(params) is dict and at is not None:  # as nearly every call is made
+        if not kwargs and len(args) > self.usual_at:  # as nearly every call is made
+            params = args[self.usual_at]
+            if type(params) is dict:
+                at = self.context_at or 0
                 return params, args[at] if len(args) > at else None
+        params, params_at = None, self.params_at
         if self.params_name in kwargs:
             params = kwargs[self.params_name]
         elif "params" in kwargs:

@@ -47,6 +47,7 @@ from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 
 __all__ = [
     "CURRENT",
+    "Claim",
     "Job",
     "Result",
     "acall",
@@ -203,7 +204,7 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
     """Acquire. An interrupt while the claim is under way gives it back."""
     job.codec.check()
     owner = new_owner()
-    key, mark, plan, _, operation, *_ = job
+    key, mark, plan, operation = job.key, job.fingerprint, job.plan, job.operation
     try:
         if store.never_waits and not events._listeners:
             # Straight to the store: no reply can come late, and nobody can come between. Whatever
@@ -307,7 +308,7 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     """Acquire. A cancellation while the claim is under way gives it back, in the background."""
     job.codec.check()
     owner = new_owner()
-    key, mark, plan, _, operation, *_ = job
+    key, mark, plan, operation = job.key, job.fingerprint, job.plan, job.operation
     if store.never_waits and not events._listeners:  # see open_claim
         now = plan.monotonic()
         reply = await store.claim(key, owner, mark, plan.claiming or plan.terms)

@@ -114,10 +114,10 @@ def decode_json(raw: bytes) -> Any:
     return plain(value) if raw[:1] == b"v" else value
 
 
-def _loaded(body: bytes) -> Any:
-    """``json.loads`` of what is written here, which needs no guess how it is encoded."""
-    text = body.decode("utf-8", "surrogatepass")
-    value, end = _read_json(text)
+def _loaded(raw: bytes) -> Any:
+    """The JSON behind a tag, as it is written here: ``json.loads`` without guesses."""
+    text = raw.decode("utf-8", "surrogatepass")
+    value, end = _read_json(text, 1)
     if end != len(text):
         raise ValueError("there is more behind it")
     return value
@@ -126,11 +126,6 @@ def _loaded(body: bytes) -> Any:
 def _parsed(raw: bytes) -> Any:
     """The JSON in a stored answer."""
     tag, body = raw[:1], raw[1:]
-    if tag == DONE and body:
-        try:
-            return _loaded(body)
-        except ValueError:
-            pass  # told below
     if tag == b"o":
         digest, _, why = body.decode(errors="replace").partition("\n")
         raise AnswerOmittedError(
@@ -237,9 +232,14 @@ class Codec:
             UnsupportedAnswerError: It can't be rebuilt here; the message says why.
             StoreCorruptError: The stored bytes are no answer.
         """
-        value = _parsed(raw)
         tag = raw[:1]
-        if tag in (b"j", b"e", b""):
+        if tag == DONE and len(raw) > 1:
+            try:
+                return _loaded(raw)
+            except ValueError:
+                pass  # told below
+        value = _parsed(raw)
+        if tag in (DONE, b"e", b""):
             return value
         if self._problem is True:
             self.check()

@@ -5,7 +5,6 @@ Events hold no secrets: hashes of the key and of its scope, and nothing that a s
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from enum import StrEnum
 from oncekey.models import Key
 
 __all__ = ["Event", "EventKind", "Subscription", "emit", "listening", "subscribe"]
-
-logger = logging.getLogger("oncekey")
 
 
 class EventKind(StrEnum):
@@ -105,6 +102,9 @@ def emit(
         try:
             listener(event)
         except Exception:
+            import logging
+
+            logger = logging.getLogger("oncekey")
             logger.exception("an event listener failed on a %r event", kind.value)
 
 

@@ -1,11 +1,25 @@
-"""``get``, ``put``, ``delete_expired`` and ``clear`` on the records of a full store."""
+"""The small backend contract on the records of a full store: ``get``, ``put`` and a lock a key.
+
+The ``adcp`` package's ``IdempotencyStore`` holds the lock of a key while it looks, runs the handler
+and stores the answer. Here the lock is a claim of its own, renewed while it is held, so that it
+holds between processes and ends with the process that holds it.
+"""
+
+# The engine is imported where it is used: it takes longer to import than all of a memory store.
 
 from __future__ import annotations
 
-from oncekey._core.codec import decode_json, exact_end, json_answer
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from oncekey.abc import AsyncStore, IdempotencyBackend
 from oncekey.errors import AnswerOmittedError
 from oncekey.models import CachedResponse, Key, Scope, State
-from oncekey.stores._holds import Holds
+
+if TYPE_CHECKING:
+    from oncekey._core.call import Job
 
 __all__ = ["Answers", "request_key"]
 
@@ -15,7 +29,21 @@ def request_key(scope_key: str, key: str) -> Key:
     return Key(Scope("request", scope_key), key)
 
 
-class Answers(Holds):
+@functools.cache
+def _lock() -> Job:
+    """What it is to hold a lock. Whose lock is put in for each."""
+    from oncekey._core.call import Job
+    from oncekey._core.codec import Codec
+    from oncekey._core.flows import Plan
+    from oncekey.policy import Policy
+
+    # A copy waits for as long as its caller does. What is kept of a lock is of no use to anybody.
+    plan = Plan.of(Policy(ttl=1, lease=30, wait=3600, retry_safe=True))
+    nobodys = Key(Scope("hold", ""), "")
+    return Job(nobodys, b"", plan, Codec(), "hold", keeps=lambda value: False)
+
+
+class Answers(AsyncStore, IdempotencyBackend):
     """The small backend contract, for stores that have the large one."""
 
     async def get(
@@ -29,6 +57,8 @@ class Answers(Holds):
 
         ``principal_id`` is another name for ``scope_key``.
         """
+        from oncekey._core.codec import decode_json, exact_end
+
         record = await self.read(_named(scope_key, key, principal_id))
         if record is None or record.state is not State.COMPLETED or record.answer is None:
             return None
@@ -60,6 +90,8 @@ class Answers(Holds):
         Raises:
             UnsupportedAnswerError: ``entry.response`` is not made of JSON values.
         """
+        from oncekey._core.codec import json_answer
+
         name = _named(scope_key, key, principal_id)
         if entry is None:
             raise TypeError("put needs an entry: pass a CachedResponse")
@@ -68,6 +100,45 @@ class Answers(Holds):
         # Records end at a millisecond. What else the entry's time says stands with its answer.
         answer = json_answer(entry.response, None if expires_at / 1000 == ends else ends)
         await self.write(name, entry.payload_hash.encode(), answer, expires_at)
+
+    @asynccontextmanager
+    async def hold(self, scope_key: str, key: str) -> AsyncIterator[None]:
+        """Hold the lock of a key; others wait for it. The block is cancelled if it is lost."""
+        from oncekey._core import call as engine
+
+        job = _lock()._replace(key=Key(Scope("hold", scope_key), key))
+        claim = await engine.aopen_claim(self, job)
+        if not isinstance(claim, engine.Claim):
+            raise engine.refusal(claim, job.operation, job.plan.terms)
+        try:
+            async with engine.guarded(self, job, claim):
+                yield
+        finally:
+            await engine.arecord(self, job, claim, None)
+
+    async def supports_atomic_hold(self) -> bool:
+        """Whether ``hold`` keeps others out, also those in other processes."""
+        return True
+
+    async def supports_atomic_put_if_absent(self) -> bool:
+        """Whether of several ``put_if_absent`` of one key only one wins."""
+        return True
+
+    async def put_if_absent(self, scope_key: str, key: str, entry: CachedResponse) -> bool:
+        """Store ``entry`` unless there is a live one. Whether it was stored."""
+        async with self.hold(scope_key, key):
+            if await self.get(scope_key, key) is not None:
+                return False
+            await self.put(scope_key, key, entry)
+            return True
+
+    async def replace(self, scope_key: str, key: str, entry: CachedResponse) -> None:
+        """Store ``entry`` in place of the one that is there. For whoever holds the lock."""
+        await self.put(scope_key, key, entry)
+
+    async def current_time(self) -> float:
+        """Seconds since 1970 on the clock by which entries end."""
+        return await self.now() / 1000
 
 
 def _named(scope_key: str | None, key: str | None, principal_id: str | None) -> Key:

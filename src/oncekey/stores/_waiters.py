@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Waiters"]
 
@@ -56,6 +59,8 @@ class Waiters:
         self, key: Hashable, seconds: float, settled: Callable[[], bool | Awaitable[bool]]
     ) -> None:
         """The same for a task; other tasks go on meanwhile."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
