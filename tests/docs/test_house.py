@@ -16,7 +16,6 @@ FILES = {
     "guard.py",
     "request.py",
     "signatures/base.py",
-    "stores/postgres/store.py",
 }
 FUNCTIONS = {
     "_core/flows.py::acquire",
@@ -25,8 +24,6 @@ FUNCTIONS = {
     "request.py::IdempotencyStore.__init__",
     "signatures/custom.py::hmac_provider",
     "signatures/rfc9421.py::rfc9421_provider",
-    "stores/postgres/errors.py::named",
-    "stores/postgres/schema.py::check",
     "stores/redis/address.py::from_url",
 }
 

@@ -295,7 +295,15 @@ def test_every_statement_for_a_key_names_tenant_key_and_scope() -> None:
             looks += 1
             for needed in ("r.tenant = $1::text", "r.key = a.key", "r.scope = a.scope"):
                 assert needed in where, f"{name}: {needed} is missing in {where}"
-        assert not re.search(r"\b(UPDATE|DELETE FROM) oncekey_records\b", text), name
+        by_key = ("t.tenant = $1::text", "t.key = a.key", "t.scope = a.scope")
+        for part in re.split(r"UPDATE oncekey_records t\b", text)[1:]:
+            where = part.split("RETURNING")[0]
+            if "t.ctid = a.place" in where:  # at the place of what was found and locked before
+                where += text.partition("t.ctid AS place")[2].partition("FOR UPDATE")[0]
+            looks += 1
+            for needed in by_key:
+                assert needed in where, f"{name}: {needed} is missing in {where}"
+        assert "DELETE FROM oncekey_records" not in text, name
         for part in re.split(r"INSERT INTO oncekey_records\b", text)[1:]:
             assert re.match(r"\s+AS t\s+\(tenant, key, scope,", part), name
             assert "ON CONFLICT (tenant, key)" in part, name

@@ -35,7 +35,7 @@ from oncekey.stores._batching import Job
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.postgres.calls import run_jobs
 from oncekey.stores.postgres.errors import named
-from oncekey.stores.postgres.face import GRACE_MS, SWEEP_PAGES
+from oncekey.stores.postgres.flows import GRACE_MS, SWEEP_PAGES
 from oncekey.stores.postgres.statements import statements_in
 
 Make = Callable[..., Any]

@@ -16,7 +16,7 @@ from tests.servers.postgres import Postgres
 from oncekey._core.flows import new_owner
 from oncekey.models import Terms, Verdict
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.stores.postgres.face import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES
+from oncekey.stores.postgres.flows import GRACE_MS, SWEEP_EVERY, SWEEP_PAGES
 
 BRIEF = Terms(lease_ms=1000, ttl_ms=1000)
 HANG = 30

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+import operator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from oncekey.drivers._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
@@ -12,13 +14,15 @@ from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError
 from oncekey.stores.postgres.connections import (
     CONNECT_SECONDS,
     LANE,
+    LANES,
     SESSION,
     SPARE,
     Lent,
     Rows,
-    check_dialect,
+    checked_engine,
     closed_error,
     engine_of,
+    left_if_read_only,
     psycopg_options,
     stale,
 )
@@ -38,20 +42,22 @@ class AsyncSource(Protocol):
     async def aclose(self) -> None: ...
 
 
-def async_source(given: object, driver: str, prepare: bool, timeout: float) -> Any:
+def async_source(given: Any, driver: str, prepare: bool, timeout: float) -> Any:
     """The source for what a ``AsyncPostgresStore`` was given."""
     if isinstance(given, str):
         kind: Any = AsyncpgSource if driver == "asyncpg" else AsyncPsycopgSource
         return kind(given, prepare, timeout)
     package = to_driver(given)
     if package == "asyncpg" and hasattr(given, "acquire"):
-        return AsyncpgPoolSource(given, prepare, timeout)
+        return AsyncLentSource(functools.partial(_from_asyncpg_pool, given), prepare, timeout)
     if package == "psycopg_pool" and hasattr(given, "getconn"):
-        return AsyncPoolSource(given, prepare, timeout)
+        borrow = functools.partial(_from_psycopg_pool, given)
+        return AsyncLentSource(borrow, prepare, timeout, given.conninfo)
     if package == "sqlalchemy" or callable(given):
         engine = engine_of(given)
         if engine is not None and hasattr(engine, "sync_engine"):
-            return AsyncEngineSource(engine, prepare, timeout)
+            engine = checked_engine(engine, "asyncpg", "psycopg", "psycopg_async")
+            return AsyncLentSource(functools.partial(_from_engine, engine), prepare, timeout)
     raise StoreConfigError(
         f"AsyncPostgresStore can't use a {type(given).__name__}: pass a URL, an asyncpg Pool, a "
         "psycopg_pool.AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker; sync "
@@ -96,18 +102,37 @@ class _Lane:
         self.connection: Any = None
         self.prepared: dict[str, Any] = {}
 
+    async def taken(self, deadline: Deadline) -> None:
+        """Wait for one's turn, until the deadline at most; also where no task runs."""
+        turn = asyncio.ensure_future(self.lock.acquire())
+        try:
+            await asyncio.wait((turn,), timeout=deadline.left())
+        except BaseException:
+            turn.add_done_callback(lambda _: self._left(turn))
+            turn.cancel()
+            raise
+        if not turn.done():
+            turn.cancel()
+            raise Late
+
+    def _left(self, turn: asyncio.Future[Any]) -> None:
+        if not turn.cancelled():
+            self.lock.release()
+
 
 class _Loop:
     """What belongs to one event loop: no connection may be used from another."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, _Lane] = {}
+        self.lanes = {lane: _Lane() for lane in LANES}
         self.spare: list[Any] = []  # connections that wait for the next transaction
-        self.attempts = Attempts()
+        self.attempts = {LANE: Attempts(), SESSION: Attempts()}
 
 
 class _Own:
     """Connections of our own, one a lane and loop."""
+
+    stepped = False  # whether statements run outside of a task, too
 
     def __init__(self, dsn: str, prepare: bool, timeout: float) -> None:
         self._dsn = dsn
@@ -119,16 +144,15 @@ class _Own:
 
     # What drivers do differently
 
-    async def _reach(self) -> Any:
-        raise NotImplementedError
+    _gone: Callable[[Any], bool]
 
-    def _gone(self, connection: Any) -> bool:
+    async def _reach(self) -> Any:
         raise NotImplementedError
 
     def _idle(self, connection: Any) -> bool:
         raise NotImplementedError
 
-    async def _run(self, lane: _Lane, sql: str, args: list[Any]) -> Rows:
+    async def _run(self, lane: _Lane, sql: str, args: list[Any], deadline: Deadline) -> Rows:
         raise NotImplementedError
 
     async def _close(self, connection: Any) -> None:
@@ -151,10 +175,9 @@ class _Own:
         self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
     ) -> Rows:
         deadline = deadline or Deadline(self._timeout)
-        link = self._loop().lanes.setdefault(lane, _Lane())
+        link = (self._loops.get(asyncio.get_running_loop()) or self._loop()).lanes[lane]
         try:
-            async with in_time(deadline):
-                await link.lock.acquire()
+            await (link.taken(deadline) if link.lock.locked() else link.lock.acquire())
             try:
                 used = link.connection
                 try:
@@ -178,32 +201,33 @@ class _Own:
                     end(link.connection)
                 link.connection, link.prepared = None, {}
                 link.connection = await self._new(LANE, deadline)
-            async with alimited(link.connection, deadline):
-                deadline.sent = True
-                return await self._run(link, sql, args)
+            deadline.sent = True
+            return await self._run(link, sql, args, deadline)
         except (StoreError, Late):
             raise
         except Exception as error:
             raise named(error) from error
 
     async def _new(self, settings: str, deadline: Deadline) -> Any:
-        connection = await self._loop().attempts.wait_async(self._reached, deadline)
+        attempts = self._loop().attempts[settings]
+        return await attempts.wait_async(functools.partial(self._set_up, settings), deadline)
+
+    async def _set_up(self, settings: str) -> Any:
+        """A connection that is ready. One that comes late is for the next call."""
+        try:
+            connection = await self._reach()
+        except Exception as error:
+            if unreadable(error) and not isinstance(error, StoreError):
+                raise bad_address() from None
+            raise
         try:
             if self._prepare:
-                async with alimited(connection, deadline):
+                async with alimited(connection, Deadline(CONNECT_SECONDS)):
                     await connection.execute(settings)
         except BaseException:
             end(connection)
             raise
         return connection
-
-    async def _reached(self) -> Any:
-        try:
-            return await self._reach()
-        except Exception as error:
-            if unreadable(error) and not isinstance(error, StoreError):
-                raise bad_address() from None
-            raise
 
     async def borrow(self) -> Any:
         """A connection for a transaction of its own."""
@@ -237,13 +261,16 @@ class _Own:
         self._closed = True
         found = self._loops.pop(asyncio.get_running_loop(), None) or _Loop()
         self._loops.clear()
-        found.attempts.drop(end)
+        for attempts in found.attempts.values():
+            attempts.drop(end)
         lanes = [lane.connection for lane in found.lanes.values() if lane.connection is not None]
         await asyncio.gather(*(self._close(connection) for connection in [*lanes, *found.spare]))
 
 
 class AsyncPsycopgSource(_Own):
     """Connections of our own by psycopg."""
+
+    _gone = staticmethod(stale)
 
     async def _reach(self) -> Any:
         import psycopg
@@ -254,14 +281,12 @@ class AsyncPsycopgSource(_Own):
             connection.prepare_threshold = None
         return connection
 
-    def _gone(self, connection: Any) -> bool:
-        return stale(connection)
-
     def _idle(self, connection: Any) -> bool:
         return bool(connection.info.transaction_status == 0)
 
-    async def _run(self, lane: _Lane, sql: str, args: list[Any]) -> Rows:
-        return await _arun(lane.connection, sql, args, self._prepare)
+    async def _run(self, lane: _Lane, sql: str, args: list[Any], deadline: Deadline) -> Rows:
+        async with alimited(lane.connection, deadline):
+            return await _arun(lane.connection, sql, args, self._prepare)
 
     async def _close(self, connection: Any) -> None:
         await connection.close()
@@ -269,6 +294,10 @@ class AsyncPsycopgSource(_Own):
 
 class AsyncpgSource(_Own):
     """Connections of our own by asyncpg, with prepared statements."""
+
+    stepped = True
+
+    _gone = staticmethod(operator.methodcaller("is_closed"))
 
     async def _reach(self) -> Any:
         import asyncpg
@@ -281,19 +310,28 @@ class AsyncpgSource(_Own):
                 raise bad_certificate() from error
             raise
 
-    def _gone(self, connection: Any) -> bool:
-        return bool(connection.is_closed())
-
     def _idle(self, connection: Any) -> bool:
         return not connection.is_in_transaction()
 
-    async def _run(self, lane: _Lane, sql: str, args: list[Any]) -> Rows:
-        if not self._prepare:
-            return await _run_asyncpg(lane.connection, sql, args, False)
-        statement = lane.prepared.get(sql)
-        if statement is None:
-            statement = lane.prepared[sql] = await lane.connection.prepare(sql)
-        return list(await statement.fetch(*args))
+    async def _run(self, lane: _Lane, sql: str, args: list[Any], deadline: Deadline) -> Rows:
+        # Ended by a timer, not by asyncio.timeout: it needs no task, and asyncpg answers to being
+        # cancelled by connecting once more, to a server that may be silent.
+        connection = lane.connection
+        timer = asyncio.get_running_loop().call_later(deadline.left(), end, connection)
+        try:
+            if not self._prepare:
+                return await _run_asyncpg(connection, sql, args, False)
+            statement = lane.prepared.get(sql)
+            if statement is None:
+                statement = lane.prepared[sql] = await connection.prepare(sql)
+            rows: Rows = await statement.fetch(*args)
+            return rows
+        except Exception:
+            if connection.is_closed():
+                deadline.left()  # raises, if that is why
+            raise
+        finally:
+            timer.cancel()
 
     async def _close(self, connection: Any) -> None:
         try:
@@ -302,107 +340,52 @@ class AsyncpgSource(_Own):
             end(connection)
 
 
-class AsyncPoolSource(Lent):
-    """A ``psycopg_pool.AsyncConnectionPool`` of the caller's."""
-
-    def __init__(self, pool: Any, prepare: bool, timeout: float) -> None:
-        super().__init__(prepare, timeout)
-        self._pool = pool
-        self.listen_dsn = pool.conninfo or None
-
-    @contextlib.asynccontextmanager
-    async def _connection(self, deadline: Deadline) -> AsyncIterator[Any]:
-        async with self._pool.connection(timeout=deadline.left()) as connection:
-            before = connection.autocommit
-            if not before:
-                await connection.set_autocommit(True)
-            try:
-                yield connection
-            finally:
-                if not before and not connection.closed:
-                    await connection.set_autocommit(False)
+class AsyncLentSource(Lent):
+    """Connections of a pool or an engine of the caller's, by asyncpg or psycopg."""
 
     async def fetch(
         self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
     ) -> Rows:
         deadline = self._begin(deadline)
         try:
-            async with self._connection(deadline) as connection, alimited(connection, deadline):
+            async with self._borrow(deadline) as connection, alimited(connection, deadline):
                 deadline.sent = True
-                with _left_if_read_only(connection):
-                    return await _arun(connection, sql, args, self._prepare)
+                run = _run_asyncpg if to_driver(connection) == "asyncpg" else _arun
+                with left_if_read_only(connection):
+                    return await run(connection, sql, args, self._prepare)
         except Exception as error:
             raise self._failed(error, deadline) from error
 
 
-@contextlib.contextmanager
-def _left_if_read_only(connection: Any) -> Any:
-    """Close a connection to a server that is no primary any more: its pool makes another."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(named(error), StoreReadOnlyError):
-            end(connection)
-        raise
-
-
-class AsyncpgPoolSource(Lent):
-    """An ``asyncpg.Pool`` of the caller's."""
-
-    def __init__(self, pool: Any, prepare: bool, timeout: float) -> None:
-        super().__init__(prepare, timeout)
-        self._pool = pool
-
-    async def fetch(
-        self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
-    ) -> Rows:
-        deadline = self._begin(deadline)
+@contextlib.asynccontextmanager
+async def _from_psycopg_pool(pool: Any, deadline: Deadline) -> AsyncIterator[Any]:
+    async with pool.connection(timeout=deadline.left()) as connection:
+        before = connection.autocommit
+        if not before:
+            await connection.set_autocommit(True)
         try:
-            async with (
-                self._pool.acquire(timeout=deadline.left()) as connection,
-                alimited(connection, deadline),
-            ):
-                deadline.sent = True
-                with _left_if_read_only(connection):
-                    return await _run_asyncpg(connection, sql, args, self._prepare)
-        except Exception as error:
-            raise self._failed(error, deadline) from error
-
-
-class AsyncEngineSource(Lent):
-    """A SQLAlchemy ``AsyncEngine`` of the caller's, on asyncpg or psycopg 3."""
-
-    def __init__(self, engine: Any, prepare: bool, timeout: float) -> None:
-        check_dialect(engine, "asyncpg", "psycopg", "psycopg_async")
-        super().__init__(prepare, timeout)
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-
-    @contextlib.asynccontextmanager
-    async def _driver(self, deadline: Deadline) -> AsyncIterator[Any]:
-        connection = self._engine.connect()
-        async with in_time(deadline):
-            await connection.start()
-        try:
-            driver = (await connection.get_raw_connection()).driver_connection
-            try:
-                yield driver
-            except Exception as error:
-                closed = driver.is_closed() if to_driver(driver) == "asyncpg" else driver.closed
-                if closed or isinstance(named(error), StoreReadOnlyError):
-                    await connection.invalidate()  # the pool does not see what goes past it
-                raise
+            yield connection
         finally:
-            await connection.close()
+            if not before and not connection.closed:
+                await connection.set_autocommit(False)
 
-    async def fetch(
-        self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
-    ) -> Rows:
-        deadline = self._begin(deadline)
+
+def _from_asyncpg_pool(pool: Any, deadline: Deadline) -> Any:
+    return pool.acquire(timeout=deadline.left())
+
+
+@contextlib.asynccontextmanager
+async def _from_engine(engine: Any, deadline: Deadline) -> AsyncIterator[Any]:
+    connection = engine.connect()
+    async with in_time(deadline):
+        await connection.start()
+    try:
+        driver = (await connection.get_raw_connection()).driver_connection
         try:
-            async with self._driver(deadline) as driver, alimited(driver, deadline):
-                deadline.sent = True
-                if to_driver(driver) == "asyncpg":
-                    return list(await driver.fetch(sql, *args))
-                return await _arun(driver, sql, args, self._prepare)
-        except Exception as error:
-            raise self._failed(error, deadline) from error
+            yield driver
+        except Exception:
+            if driver.is_closed() if to_driver(driver) == "asyncpg" else driver.closed:
+                await connection.invalidate()  # the pool does not see what goes past it
+            raise
+    finally:
+        await connection.close()

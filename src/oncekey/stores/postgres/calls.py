@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey._core import transitions
 from oncekey.errors import StoreError, StoreUnavailableError
-from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
 from oncekey.stores.postgres.statements import Statements
 
@@ -56,23 +57,38 @@ def lock_number(tenant: str, digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
+# Which calls go together
+
+
+def run_jobs(
+    home: Statements, tenant: str, jobs: Sequence[Job], new: dict[str, bool] | None = None
+) -> Steps:
+    """The statements for ``jobs``; fills each of them in.
+
+    ``new`` is what the last batch of a kind was like: most keys were new, or they were known. It
+    decides which is looked for first, never what is found.
+    """
+    if len(jobs) == 1:
+        return _send(home, tenant, jobs[0].method, jobs, _ALONE)
+    return _share(home, tenant, jobs, {} if new is None else new)
+
+
 def _releases_last(group: tuple[tuple[str, Terms | None], list[Job]]) -> bool:
     return group[0][0] == "release"
 
 
-def run_jobs(home: Statements, tenant: str, jobs: Iterable[Job]) -> Steps:
-    """The statements for ``jobs``; fills each of them in.
+def _share(home: Statements, tenant: str, jobs: Iterable[Job], new: dict[str, bool]) -> Steps:
+    """Calls of one kind and one set of terms share a statement.
 
-    Releases go last: one may be of a claim of the same batch, whose caller has gone.
-
-    Calls of one kind and one set of terms share a statement. Of several for one key only the first
-    is sent where the others' answers follow from its own, else they get a statement of their own.
+    Of several for one key only the first is sent where the others' answers follow from its own,
+    else they get a statement of their own. Releases go last: one may be of a claim of the same
+    batch, whose caller has gone.
     """
     groups: dict[tuple[str, Terms | None], list[Job]] = {}
     for job in jobs:
         last = job.args[-1]
         groups.setdefault((job.method, last if type(last) is Terms else None), []).append(job)
-    for (kind, terms), group in sorted(groups.items(), key=_releases_last):
+    for (kind, _), group in sorted(groups.items(), key=_releases_last):
         rest = group
         while rest:
             first: dict[bytes, Job] = {}
@@ -90,7 +106,11 @@ def run_jobs(home: Statements, tenant: str, jobs: Iterable[Job]) -> Steps:
                     later.append(job)
             # In the order of their keys, so that no two batches lock them in opposite orders.
             order = [first[digest] for digest in sorted(first)]
-            yield from _send(home, tenant, kind, terms, order)
+            if len(order) == 1:
+                yield from _send(home, tenant, kind, order, _ALONE)
+            else:
+                yield from _send(home, tenant, kind, order, _NEW if new.get(kind, True) else _KNOWN)
+                new[kind] = 2 * sum(_is_new(job) for job in order) >= len(order)
             for job, lead in also:
                 job.error = lead.error
                 if lead.error is None:
@@ -98,197 +118,9 @@ def run_jobs(home: Statements, tenant: str, jobs: Iterable[Job]) -> Steps:
             rest = later
 
 
-def _label(scope: Scope) -> str:
-    """A scope as every database can store it, whatever its encoding."""
-    label = scope.label
-    return label if label.isascii() else f"sha256:{scope.hash}"
-
-
-def _send(
-    home: Statements,
-    tenant: str,
-    kind: str,
-    terms: Terms | None,
-    jobs: list[Job],
-    tries: int = 1,
-) -> Steps:
-    keys = [job.args[0] for job in jobs]
-    digests = [key.digest for key in keys]
-    asked, rest = _BUILD[kind](tenant, jobs, terms)
-    columns = [digests, [_label(key.scope) for key in keys], *asked]
-    text = "read" if kind == "peek" else kind
-    if len(jobs) == 1:
-        statement = Statement(home.one[text], [tenant, *(column[0] for column in columns), *rest])
-    else:
-        statement = Statement(home.many[text], [tenant, *columns, *rest])
-    try:
-        rows = yield statement
-    except StoreUnavailableError as error:
-        if not isinstance(error, Contention):
-            _fail(jobs, error)
-        elif len(jobs) > 1:
-            for job in jobs:
-                yield from _send(home, tenant, kind, terms, [job])
-        elif tries < TRIES:  # nothing was done: a fresh statement sees what was in the way
-            yield from _send(home, tenant, kind, terms, jobs, tries + 1)
-        else:
-            _fail(jobs, error)
-    except StoreError as error:
-        if len(jobs) > 1:  # one bad call must not take its neighbours down
-            for job in jobs:
-                yield from _send(home, tenant, kind, terms, [job])
-        else:
-            _fail(jobs, error)
-    else:
-        found = {row[0]: row for row in rows}
-        read = _READ[kind]
-        for job, digest in zip(jobs, digests, strict=True):
-            row = found.get(digest)
-            try:
-                job.result = read(job, row)
-            except StoreError as error:
-                job.error = error
-
-
-def _fail(jobs: list[Job], error: StoreError) -> None:
-    for job in jobs:
-        job.error = copy.copy(error)
-        job.error.__cause__ = error.__cause__
-
-
-# What is asked after keys and scopes, a list for each column; and the arguments after that.
-
-
-def _locks(tenant: str, jobs: list[Job]) -> list[int]:
-    return [lock_number(tenant, job.args[0].digest) for job in jobs]
-
-
-def _column(jobs: list[Job], number: int) -> list[Any]:
-    return [job.args[number] for job in jobs]
-
-
-Built = tuple[list[list[Any]], list[Any]]
-
-
-def _claim_terms(terms: Terms) -> list[Any]:
-    return [terms.lease_ms, terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky]
-
-
-def _claim(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    return [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)], _claim_terms(terms)
-
-
-def _mark(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    return [_locks(tenant, jobs)], [terms.ttl_ms, terms.skew_ms, terms.remember_ms]
-
-
-def _complete(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    columns = [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs), _column(jobs, 3)]
-    return columns, [terms.ttl_ms, terms.skew_ms + terms.remember_ms, terms.sticky]
-
-
-def _renew(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    columns = [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)]
-    return columns, [terms.lease_ms, terms.ttl_ms, terms.sticky]
-
-
-def _release(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    return [_column(jobs, 1), _column(jobs, 2), _locks(tenant, jobs)], []
-
-
-def _read(tenant: str, jobs: list[Job], terms: Any) -> Built:
-    return [], []
-
-
-_BUILD: Final[dict[str, Callable[[str, list[Job], Any], Built]]] = {
-    "claim": _claim,
-    "mark": _mark,
-    "complete": _complete,
-    "renew": _renew,
-    "release": _release,
-    "read": _read,
-    "peek": _read,
-}
-
-
-# Rows
-
-
-def claim_reply(row: Sequence[Any], owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
-    """What a row of the claim statement says to the owner that asked."""
-    _, state, holder, fence, bound, left, late, attempts, takeover, answer = row[:10]
-    if state is None:
-        return ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
-    same = bound == fingerprint or not bound or not fingerprint
-    if state == State.PENDING and holder == owner and same:
-        return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover)
-    if state != State.PENDING:
-        left = 0
-    if state == State.COMPLETED and late and terms.remember_ms:
-        verdict = Verdict.EXPIRED
-    elif not same:
-        verdict = Verdict.CONFLICT
-    elif state == State.COMPLETED:
-        return ClaimReply(Verdict.REPLAY, fence, 0, attempts, answer)
-    else:
-        verdict = Verdict.IN_FLIGHT
-    return ClaimReply(verdict, fence, left, attempts, None)
-
-
-def _claimed(job: Job, row: Sequence[Any] | None) -> ClaimReply:
-    _, owner, fingerprint, terms = job.args
-    if row is None:
-        raise hidden(job.args[0])
-    return claim_reply(row, owner, fingerprint, terms)
-
-
-def hidden(key: Key) -> StoreError:
-    """The error for a record that the server did not show."""
-    return StoreError(
-        f"PostgreSQL gave no row for a key of scope {key.scope.hash}: a row-level security policy "
-        "or a trigger hides it from this role. Let the role see its own rows"
-    )
-
-
-def _busy() -> StoreUnavailableError:
-    return StoreUnavailableError(
-        "a transaction has this key in hand right now: try again when it has ended"
-    )
-
-
-def _first(job: Job, row: Sequence[Any] | None) -> bool:
-    if row is None:
-        return False
-    if row[1] is None:
-        raise _busy()
-    return True
-
-
-def _record(job: Job, row: Sequence[Any] | None) -> Record | None:
-    if row is None:
-        return None
-    return Record(State(row[1]), *row[2:10])
-
-
-def _peeked(job: Job, row: Sequence[Any] | None) -> ClaimReply | None:
-    """What a claim would get if nothing had to be written for it."""
-    record = _record(job, row)
-    if record is None or row is None:
-        return None
-    _, fingerprint, terms = job.args
-    reply, change = transitions.claim(record, b"", fingerprint, terms, row[10])
-    return None if change is not None or reply.verdict is Verdict.WON else reply
-
-
-_READ: Final[dict[str, Callable[[Job, Sequence[Any] | None], Any]]] = {
-    "claim": _claimed,
-    "mark": _first,
-    "complete": _first,
-    "renew": _first,
-    "release": _first,
-    "read": _record,
-    "peek": _peeked,
-}
+def _is_new(job: Job) -> bool:
+    result = None if job.error is not None else job.result
+    return result is True or (type(result) is ClaimReply and result.verdict is Verdict.WON)
 
 
 def _follow_claim(reply: ClaimReply) -> ClaimReply:
@@ -306,6 +138,191 @@ _FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
+# One statement
+
+# Which statement is for a kind of call, where that is not the one of its name.
+_KNOWN: Final = {"peek": "read"}
+_NEW: Final = {"peek": "read", "claim": "claim_new", "mark": "mark_new"}
+_ALONE: Final = {"peek": "read", "mark": "mark_new"}
+
+
+@functools.lru_cache(maxsize=256)
+def _terms(kind: str, terms: Any) -> tuple[Any, ...]:
+    """The arguments that come after what is asked: of the terms, where there are any."""
+    if kind == "claim":
+        return terms.lease_ms, terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky
+    if kind == "mark":
+        return terms.ttl_ms, terms.skew_ms, terms.remember_ms
+    if kind == "complete":
+        return terms.ttl_ms, terms.skew_ms + terms.remember_ms, terms.sticky
+    return (terms.lease_ms, terms.ttl_ms, terms.sticky) if kind == "renew" else ()
+
+
+def _asked(tenant: str, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call asks: its key, the scope as every database can store it, and what else."""
+    key: Key = args[0]
+    digest, label = key.digest, key.scope.label
+    if not label.isascii():
+        label = f"sha256:{key.scope.hash}"
+    if kind == "read" or kind == "peek":
+        return digest, label
+    lock = lock_number(tenant, digest)
+    if kind == "mark" or kind == "look":
+        return digest, label, lock
+    return digest, label, args[1], args[2], lock, *args[3:-1]
+
+
+def _statement(texts: Statements, tenant: str, kind: str, name: str, jobs: Sequence[Job]) -> Any:
+    last = jobs[0].args[-1]
+    terms = _terms(kind, last) if type(last) is Terms else ()
+    if len(jobs) == 1:
+        return Statement(texts.one[name], [tenant, *_asked(tenant, kind, jobs[0].args), *terms])
+    columns = zip(*[_asked(tenant, kind, job.args) for job in jobs], strict=True)
+    return Statement(texts.many[name], [tenant, *map(list, columns), *terms])
+
+
+def _send(
+    home: Statements,
+    tenant: str,
+    kind: str,
+    jobs: Sequence[Job],
+    which: dict[str, str],
+    tries: int = 1,
+) -> Steps:
+    try:
+        rows = yield _statement(home, tenant, kind, which.get(kind, kind), jobs)
+    except StoreError as error:
+        busy = isinstance(error, Contention)
+        if len(jobs) > 1 and (busy or not isinstance(error, StoreUnavailableError)):
+            for job in jobs:  # one bad call must not take its neighbours down
+                yield from _send(home, tenant, kind, [job], _KNOWN)
+        elif busy and tries < TRIES:  # nothing was done: a fresh statement sees what was in the way
+            yield from _send(home, tenant, kind, jobs, _KNOWN, tries + 1)
+        else:
+            _fail(jobs, error)
+        return
+    read = _READ.get(kind)
+    if len(jobs) == 1 and rows:
+        jobs[0].result = read(rows[0], *jobs[0].args[1:]) if read is not None else rows[0][1]
+        return
+    found = {row[0]: row for row in rows}
+    left = []
+    for job in jobs:
+        row = found.get(job.args[0].digest)
+        if row is not None:
+            job.result = read(row, *job.args[1:]) if read is not None else row[1]
+        elif kind in _LOOKS:
+            job.result = None
+        else:
+            left.append(job)
+    if left and which.get(kind, kind) != kind:  # not new after all: there is something to take over
+        yield from _send(home, tenant, kind, left, _KNOWN, tries)
+    elif left:
+        yield from _look(home, tenant, kind, left, tries)
+
+
+def _fail(jobs: Sequence[Job], error: StoreError) -> None:
+    for job in jobs:
+        job.error = copy.copy(error)
+        job.error.__cause__ = error.__cause__
+
+
+# Rows
+
+
+def claim_reply(row: Sequence[Any], owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+    """What a row of the claim statement says to the owner that asked."""
+    _, state, holder, fence, bound, left, late, attempts, takeover, answer = row[:10]
+    if state is None:
+        return _BUSY
+    same = bound == fingerprint or not bound or not fingerprint
+    if state == 0 and holder == owner and same:
+        return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover)
+    if state != 0:
+        left = 0
+    if state == 1 and late and terms.remember_ms:
+        verdict = Verdict.EXPIRED
+    elif not same:
+        verdict = Verdict.CONFLICT
+    elif state == 1:
+        return ClaimReply(Verdict.REPLAY, fence, 0, attempts, answer)
+    else:
+        verdict = Verdict.IN_FLIGHT
+    return ClaimReply(verdict, fence, left, attempts, None)
+
+
+_BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
+
+
+def hidden(key: Key) -> StoreError:
+    """The error for a record that the server did not show."""
+    return StoreError(
+        f"PostgreSQL gave no row for a key of scope {key.scope.hash}: a row-level security policy "
+        "or a trigger hides it from this role. Let the role see its own rows"
+    )
+
+
+def _busy() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "a transaction has this key in hand right now: try again when it has ended"
+    )
+
+
+def _record(row: Sequence[Any]) -> Record:
+    return Record(State(row[1]), *row[2:10])
+
+
+def _peeked(row: Sequence[Any], fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+    """What a claim would get if nothing had to be written for it."""
+    reply, change = transitions.claim(_record(row), b"", fingerprint, terms, row[10])
+    return None if change is not None or reply.verdict is Verdict.WON else reply
+
+
+# What the row of a call means; of others, its second column is the answer.
+_READ: Final[dict[str, Callable[..., Any]]] = {
+    "claim": claim_reply,
+    "read": _record,
+    "peek": _peeked,
+}
+_LOOKS: Final = frozenset({"read", "peek"})
+
+
+# No row
+
+
+def _look(home: Statements, tenant: str, kind: str, jobs: list[Job], tries: int) -> Steps:
+    """Find out why calls got no row: a transaction is in the way, or was, or they hold nothing."""
+    try:
+        columns = zip(*[_asked(tenant, "look", job.args) for job in jobs], strict=True)
+        rows = yield Statement(home.many["look"], [tenant, *map(list, columns)])
+    except StoreError as error:
+        _fail(jobs, error)
+        return
+    found = {row[0]: row[1:] for row in rows}
+    again = []
+    for job in jobs:
+        free, *record = found[job.args[0].digest]
+        if not free and kind == "claim":
+            job.result = _BUSY
+        elif not free:
+            job.error = _busy()
+        elif kind in ("claim", "mark") or _is_held(job, State.PENDING, record):
+            again.append(job)
+        else:  # a completion that is on record already: its first reply was lost
+            job.result = kind == "complete" and _is_held(job, State.COMPLETED, record)
+    if again and tries < TRIES:
+        yield from _send(home, tenant, kind, again, _KNOWN, tries + 1)
+    else:
+        for job in again:
+            job.error = hidden(job.args[0]) if kind in ("claim", "mark") else _busy()
+
+
+def _is_held(job: Job, state: State, record: list[Any]) -> bool:
+    """Whether a record is in this state by the owner and the fence of a call."""
+    _, owner, fence = job.args[:3]
+    return record[:2] == [state, owner] and (fence is None or record[2] == fence)
+
+
 # Inside a caller's transaction
 
 
@@ -313,15 +330,13 @@ def claim_arguments(
     tenant: str, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
 ) -> list[Any]:
     """What ``claim_in`` takes for one key, but for the store's id and whose transaction it is."""
-    digest = key.digest
-    asked = [digest, _label(key.scope), owner, fingerprint, lock_number(tenant, digest)]
-    return [tenant, *asked, *_claim_terms(terms)]
+    args = (key, owner, fingerprint, terms)
+    return [tenant, *_asked(tenant, "claim", args), *_terms("claim", terms)]
 
 
 def complete_arguments(
     tenant: str, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
 ) -> list[Any]:
     """What the statement ``complete`` takes for one key."""
-    digest = key.digest
-    asked = [digest, _label(key.scope), owner, fence, lock_number(tenant, digest), answer]
-    return [tenant, *asked, terms.ttl_ms, terms.skew_ms + terms.remember_ms, terms.sticky]
+    args = (key, owner, fence, answer, terms)
+    return [tenant, *_asked(tenant, "complete", args), *_terms("complete", terms)]

@@ -8,9 +8,10 @@ deadline: a connection that did not answer in time is closed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from oncekey._core.forks import Forking, watch_forks
@@ -54,8 +55,12 @@ SESSION: Final = (
 )
 # For lanes, where nothing but our own statements runs. A plan that was made while the table was
 # tiny would go on scanning it when it has grown; and as what scans all the same then counts as
-# very dear, the server would compile each of these short statements.
-LANE: Final = f"{SESSION}; SET enable_seqscan = off; SET jit = off"
+# very dear, the server would compile each of these short statements. The others are for the order
+# in which a batch locks its rows: by the index they come as they were asked for.
+LANE: Final = (
+    f"{SESSION}; SET enable_seqscan = off; SET enable_bitmapscan = off; "
+    "SET enable_hashjoin = off; SET jit = off"
+)
 # The same on our side of the connection.
 KEEPALIVE: Final = {
     "keepalives_idle": 30,
@@ -78,17 +83,18 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def sync_source(given: object, prepare: bool, timeout: float) -> Any:
+def sync_source(given: Any, prepare: bool, timeout: float) -> Any:
     """The source for what a ``PostgresStore`` was given."""
     if isinstance(given, str):
         return PsycopgSource(given, prepare, timeout)
     kind = to_driver(given)
     if kind == "psycopg_pool" and hasattr(given, "getconn"):
-        return PoolSource(given, prepare, timeout)
+        return LentSource(functools.partial(_from_pool, given), prepare, timeout, given.conninfo)
     if kind == "sqlalchemy" or callable(given):
         engine = engine_of(given)
         if engine is not None and not hasattr(engine, "sync_engine"):
-            return EngineSource(engine, prepare, timeout)
+            engine = checked_engine(engine, "psycopg")
+            return LentSource(functools.partial(_from_engine, engine), prepare, timeout)
     raise StoreConfigError(
         f"PostgresStore can't use a {type(given).__name__}: pass a URL, a "
         "psycopg_pool.ConnectionPool, a SQLAlchemy Engine or a sessionmaker; async ones go to "
@@ -109,13 +115,18 @@ def engine_of(given: Any) -> Any:
     return None
 
 
-def check_dialect(engine: Any, *drivers: str) -> None:
-    """Raise unless an engine is one of PostgreSQL, on a driver that we know."""
+def checked_engine(engine: Any, *drivers: str) -> Any:
+    """An engine whose statements are transactions of their own.
+
+    Raises:
+        StoreConfigError: It is not one of PostgreSQL, on a driver that we know.
+    """
     if engine.dialect.name != "postgresql" or engine.dialect.driver not in drivers:
         wanted = " or ".join(f"postgresql+{driver}" for driver in drivers)
         raise StoreConfigError(
             f"this engine is {engine.dialect.name}+{engine.dialect.driver}: make it with {wanted}"
         )
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def closed_error() -> StoreClosedError:
@@ -124,14 +135,29 @@ def closed_error() -> StoreClosedError:
 
 
 class Lent:
-    """A source that is somebody else's: it stays open when the store is closed."""
+    """A source that is somebody else's: it stays open when the store is closed.
 
-    listen_dsn: str | None = None
+    Args:
+        borrow: Lends a driver's connection for one statement, by the deadline, and takes it back.
+        prepare: Use prepared statements.
+        timeout: Seconds that a call may take.
+        listen_dsn: Where to listen, if it is known.
+    """
+
+    stepped = False
     _closed = False
 
-    def __init__(self, prepare: bool, timeout: float) -> None:
+    def __init__(
+        self,
+        borrow: Callable[[Deadline], Any],
+        prepare: bool,
+        timeout: float,
+        listen_dsn: str | None = None,
+    ) -> None:
+        self._borrow = borrow
         self._prepare = prepare
         self._timeout = timeout
+        self.listen_dsn = listen_dsn or None
 
     def _begin(self, deadline: Deadline | None) -> Deadline:
         if self._closed:
@@ -339,73 +365,57 @@ class PsycopgSource(Forking):
         self._drop_spares()
 
 
-@contextlib.contextmanager
-def _autocommit(connection: Any) -> Iterator[None]:
-    """One statement, one transaction, whatever its owner has set; given back as it was."""
-    before = connection.autocommit
-    if not before:
-        connection.autocommit = True
-    try:
-        yield
-    finally:
-        if not before and not connection.closed:
-            connection.autocommit = False
-
-
 def _is_answer(error: BaseException) -> bool:
     """Whether it is about the call, not an interrupt that came in the middle of it."""
     ours = (StoreError, Late, OSError, ValueError, TypeError)
     return isinstance(error, ours) or is_drivers(error)
 
 
-class PoolSource(Lent):
-    """A ``psycopg_pool.ConnectionPool`` of the caller's."""
-
-    def __init__(self, pool: Any, prepare: bool, timeout: float) -> None:
-        super().__init__(prepare, timeout)
-        self._pool = pool
-        self.listen_dsn = pool.conninfo or None
+class LentSource(Lent):
+    """Connections of a pool or an engine of the caller's, by psycopg."""
 
     def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
         deadline = self._begin(deadline)
         try:
-            with (
-                self._pool.connection(timeout=deadline.left()) as connection,
-                _autocommit(connection),
-            ):
-                try:
-                    return _run(connection, sql, args, self._prepare, deadline)
-                except Exception as error:
-                    if isinstance(named(error), StoreReadOnlyError):
-                        end(connection)  # the pool makes another, perhaps to a new primary
-                    raise
+            with self._borrow(deadline) as connection, left_if_read_only(connection):
+                return _run(connection, sql, args, self._prepare, deadline)
         except Exception as error:
             if not _is_answer(error):
                 raise
             raise self._failed(error, deadline) from error
 
 
-class EngineSource(Lent):
-    """A SQLAlchemy ``Engine`` of the caller's, on psycopg 3."""
+@contextlib.contextmanager
+def left_if_read_only(connection: Any) -> Iterator[None]:
+    """Close a connection to a server that is no primary any more: its pool makes another."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(named(error), StoreReadOnlyError):
+            end(connection)
+        raise
 
-    def __init__(self, engine: Any, prepare: bool, timeout: float) -> None:
-        check_dialect(engine, "psycopg")
-        super().__init__(prepare, timeout)
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def fetch(self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None) -> Rows:
-        deadline = self._begin(deadline)
+@contextlib.contextmanager
+def _from_pool(pool: Any, deadline: Deadline) -> Iterator[Any]:
+    """One statement, one transaction, whatever the pool's owner has set; given back as it was."""
+    with pool.connection(timeout=deadline.left()) as connection:
+        before = connection.autocommit
+        if not before:
+            connection.autocommit = True
         try:
-            with engine_connection(self._engine, deadline) as connection:
-                driver = connection.connection.driver_connection
-                try:
-                    return _run(driver, sql, args, self._prepare, deadline)
-                except Exception as error:
-                    # The pool does not see what goes past it.
-                    if driver.closed or isinstance(named(error), StoreReadOnlyError):
-                        connection.invalidate()
-                    raise
-        except Exception as error:
-            if not _is_answer(error):
-                raise
-            raise self._failed(error, deadline) from error
+            yield connection
+        finally:
+            if not before and not connection.closed:
+                connection.autocommit = False
+
+
+@contextlib.contextmanager
+def _from_engine(engine: Any, deadline: Deadline) -> Iterator[Any]:
+    with engine_connection(engine, deadline) as connection:
+        driver = connection.connection.driver_connection
+        try:
+            yield driver
+        finally:
+            if driver.closed:
+                connection.invalidate()  # the pool does not see what goes past it

@@ -69,6 +69,7 @@ def _pool_is_empty(error: BaseException) -> bool:
 
 def named(error: BaseException) -> StoreError:
     """The error to raise for what a driver raised."""
+    # Long: a line or two for each thing that PostgreSQL may say, in the order in which they count.
     if isinstance(error, StoreError):
         return error
     if _pool_is_empty(error):

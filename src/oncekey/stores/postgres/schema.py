@@ -146,32 +146,18 @@ def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def check(
-    tenant: str,
-) -> Generator[Statement, Sequence[Sequence[Any]], tuple[str, Statements]]:
-    """Look at the schema. Gives the store's id, and the statements for where its tables are.
+_FIX: Final = "run 'oncekey migrate URL', or call create_schema() on the store"
 
-    Raises:
-        StoreConfigError: Something is missing or has drifted; names what, and the fix.
-    """
-    rows = yield Statement(SQL["inspect"], [])
-    records, waiters, state, versions, columns, primary, secured, unlogged, role, schema = (
-        _text(value) for value in rows[0]
-    )
-    fix = "run 'oncekey migrate URL', or call create_schema() on the store"
-    if not (records and waiters and state and versions):
-        missing = [
-            name
-            for name, there in (
-                ("oncekey_records", records),
-                ("oncekey_waiters", waiters),
-                ("oncekey_state", state),
-                ("oncekey_schema", versions),
-            )
-            if not there
-        ]
+
+def _check_tables(
+    there: list[bool], columns: list[str], primary: list[str] | None, unlogged: bool
+) -> None:
+    """Raise unless the tables are there, and are what they were made as."""
+    names = ("oncekey_records", "oncekey_waiters", "oncekey_state", "oncekey_schema")
+    missing = [name for name, found in zip(names, there, strict=True) if not found]
+    if missing:
         raise StoreConfigError(
-            f"no table {', '.join(missing)} in this database and search_path: {fix}"
+            f"no table {', '.join(missing)} in this database and search_path: {_FIX}"
         )
     have = dict(column.split(" ", 1) for column in columns)
     drift = [
@@ -185,14 +171,29 @@ def check(
         drift.append("the table is UNLOGGED, so that a crash of the server empties it")
     if drift:
         raise StoreConfigError(
-            f"oncekey_records has drifted: {'; '.join(drift)}. Undo that, or {fix} on a fresh table"
+            f"oncekey_records has drifted: {'; '.join(drift)}. Undo that, or {_FIX} on a "
+            "fresh table"
         )
+
+
+def check(
+    tenant: str,
+) -> Generator[Statement, Sequence[Sequence[Any]], tuple[str, Statements]]:
+    """Look at the schema. Gives the store's id, and the statements for where its tables are.
+
+    Raises:
+        StoreConfigError: Something is missing or has drifted; names what, and the fix.
+    """
+    rows = yield Statement(SQL["inspect"], [])
+    found = [_text(value) for value in rows[0]]
+    secured, unlogged, role, schema = found[6:]
+    _check_tables(found[:4], found[4], found[5], unlogged)
     home = statements_in(schema)
     done = yield Statement(home.sql["versions"], [])
     have_versions = {(int(row[0]), str(_text(row[1]))) for row in done}
     lacking = [one for one in MIGRATIONS if one.step == "pre" and one[:2] not in have_versions]
     if lacking:
-        raise StoreConfigError(f"the schema lacks {lacking[0].name} ({lacking[0].version}): {fix}")
+        raise StoreConfigError(f"the schema lacks {lacking[0].name} ({lacking[0].version}): {_FIX}")
     newest = MIGRATIONS[-1].version
     if any(version > newest and step == "post" for version, step in have_versions):
         raise StoreConfigError(
@@ -206,5 +207,5 @@ def check(
         )
     rows = yield Statement(home.sql["store_id"], [])
     if not rows:
-        raise StoreConfigError(f"the table oncekey_state is empty: {fix} on a fresh database")
+        raise StoreConfigError(f"the table oncekey_state is empty: {_FIX} on a fresh database")
     return str(_text(rows[0][0])), home

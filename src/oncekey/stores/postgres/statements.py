@@ -14,6 +14,7 @@ __all__ = ["SQL", "Statements", "statements_in"]
 # Exact to the microsecond for a century, and many times cheaper than the numeric of extract().
 _US: Final = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
 _ASKED: Final = re.compile(r"\{asked: ([^}]*)\}")
+_COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
 def _for_many(match: re.Match[str]) -> str:
@@ -42,10 +43,34 @@ def _for_one(match: re.Match[str]) -> str:
     return f"NOT MATERIALIZED (SELECT {values})"
 
 
-def _filled(sql: str, **parts: str) -> str:
-    """A statement with its parts put in; an empty one goes with the comma before it."""
-    for name, text in parts.items():
-        sql = sql.replace(f", {{{name}}}" if not text else f"{{{name}}}", text)
+_STATEMENTS: Final = load_statements("statements.sql", "oncekey.stores.postgres")
+_PARTS: Final = {
+    name: _COMMENT.sub("", sql) for name, sql in _STATEMENTS.items() if name.startswith("part_")
+}
+# How what is asked is met, by its form.
+_MET: Final[dict[Callable[[re.Match[str]], str], dict[str, str]]] = {
+    _for_one: {
+        "unseen": "NOT EXISTS (SELECT FROM seen)",
+        "held": "",
+        "of_mine": "asked a WHERE {part_mine}",
+    },
+    _for_many: {
+        "unseen": "o.key NOT IN (SELECT seen.key FROM seen)",  # hashed, where EXISTS were a loop
+        "held": _PARTS["part_held"],
+        "of_mine": "{part_at_place}",
+    },
+}
+
+
+def _filled(sql: str, parts: dict[str, str]) -> str:
+    """A statement with its parts put in, which may have parts too.
+
+    Nothing is told but where ``told`` says so: then that goes with the comma before it.
+    """
+    for name, text in [*parts.items(), *_PARTS.items(), *_PARTS.items(), *parts.items()]:
+        sql = sql.replace(f"{{{name}}}", text)
+    sql = _COMMENT.sub("", sql)
+    sql = sql.replace(", {told}", "").replace("{guard}", "true").replace("{from}", "asked")
     return sql.replace("{now}", f"{_US} / 1000").replace("{us}", _US)
 
 
@@ -69,35 +94,22 @@ def _located(sql: str, schema: str) -> str:
     return _TABLE.sub(lambda at: f"'{text}{at[2]}" if at[1] else quoted + at[2], sql)
 
 
-_STATEMENTS: Final = load_statements("statements.sql", "oncekey.stores.postgres")
-_CALLS: Final = {
-    name: _filled(sql, lock="pg_try_advisory_xact_lock_shared", guard="true", told="", taken="")
-    for name, sql in _STATEMENTS.items()
-    if "{asked" in sql
+_CALLS: Final = {name: sql for name, sql in _STATEMENTS.items() if "{asked" in sql}
+_CLAIM_IN: Final = _CALLS.pop("claim_in")
+_COMPLETE_IN: Final = (
+    f"{_CALLS['complete']} UNION ALL SELECT key, false, {{told}} FROM asked"
+    " WHERE NOT EXISTS (SELECT FROM settled)"
+)
+_OF_TRANSACTION: Final = {  # $11: the transaction that claimed
+    "guard": "pg_current_xact_id()::text = $11::text",
+    "told": "pg_current_xact_id()::text",
 }
 # As they are before the schema is known: to make it, and to look at it.
-SQL: Final = {name: _sure(_filled(sql)) for name, sql in _STATEMENTS.items() if name not in _CALLS}
-
-# In a caller's transaction. $12: the store's id. $13: it was open before, so that we can't begin it
-# anew when its snapshot turns out to be too old.
-_TOLD: Final = (
-    "(SELECT store_id FROM oncekey_state)::text, current_setting('transaction_isolation'), "
-)
-_CLAIM_IN: Final = _filled(
-    _STATEMENTS["claim"],
-    lock="pg_try_advisory_xact_lock",
-    guard="(SELECT store_id FROM oncekey_state) IS NOT DISTINCT FROM $12::uuid "
-    "AND (NOT $13::boolean OR current_setting('transaction_isolation') "
-    "IN ('read committed', 'read uncommitted'))",
-    told=_TOLD + "NULL::text",
-    taken=_TOLD + "pg_current_xact_id()::text",
-)
-# $11: the transaction that claimed.
-_COMPLETE_IN: Final = _filled(
-    _STATEMENTS["complete"],
-    guard="pg_current_xact_id()::text = $11::text",
-    told="pg_current_xact_id()::text",
-)
+SQL: Final = {
+    name: _sure(_filled(sql, {}))
+    for name, sql in _STATEMENTS.items()
+    if "{asked" not in sql and name not in _PARTS
+}
 
 
 class Statements(NamedTuple):
@@ -114,13 +126,14 @@ class Statements(NamedTuple):
 def statements_in(schema: str) -> Statements:
     """The statements for the tables of ``schema``."""
 
-    def ready(sql: str, asked: Callable[[re.Match[str]], str]) -> str:
+    def ready(sql: str, asked: Callable[[re.Match[str]], str], **parts: str) -> str:
+        sql = _filled(sql, {**_MET[asked], **parts})
         return _located(_sure(_ASKED.sub(asked, sql)), schema)
 
     return Statements(
         {name: ready(sql, _for_one) for name, sql in _CALLS.items()},
         {name: ready(sql, _for_many) for name, sql in _CALLS.items()},
         {name: _located(sql, schema) for name, sql in SQL.items()},
-        ready(_CLAIM_IN, _for_one),
-        ready(_COMPLETE_IN, _for_one),
+        ready(_CLAIM_IN, _for_one, **{"from": "open"}),
+        ready(_COMPLETE_IN, _for_one, **_OF_TRANSACTION),
     )

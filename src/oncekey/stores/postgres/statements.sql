@@ -1,151 +1,194 @@
 -- Statements of the PostgreSQL store. Tables are named without a schema and functions without
 -- pg_catalog; both are added when a store has found its schema, so that no search_path and no
--- temporary table can put another in their place. {asked: ...} names what comes from callers, from $2 on: as
--- arrays, so that concurrent calls of one process share a statement, or as plain values for a call
--- alone. Rows come in the order of their keys wherever they are locked, so that two batches can't
--- wait for each other in a circle.
+-- temporary table can put another in their place. {asked: ...} names what comes from callers, from
+-- $2 on: as arrays, so that concurrent calls of one process share a statement, or as plain values
+-- for a call alone. Rows come in the order of their keys wherever they are locked, so that two
+-- batches can't wait for each other in a circle. {part_...} stands for the part of that name.
 --
 -- {us} and {now} are the server's clock in micro- and milliseconds, read after the row is locked,
--- and whole milliseconds are cut, never rounded. {lock} is
--- pg_try_advisory_xact_lock_shared for a call of its own, pg_try_advisory_xact_lock inside a
--- caller's transaction: what a transaction has in hand, others find busy instead of waiting for it.
--- {guard}, {told} and {taken} are for the latter too: what must hold before anything is written,
--- and what the caller is told of its transaction.
+-- and whole milliseconds are cut, never rounded. What a transaction
+-- of a caller's has in hand it has locked by an advisory lock: others find that busy instead of
+-- waiting for it. {guard} and {told} are for such transactions: what must hold before anything is
+-- written, and what the caller is told. {unseen}: not among the rows of 'seen'. {held}
+-- and {of_mine}: the records that callers hold, for one or for many.
+
+-- name: part_standing
+-- A record that a claim leaves as it is. What needs no change is answered without a lock or a
+-- write, so that there is nothing to sync to disk.
+SELECT t.*
+FROM asked a
+CROSS JOIN LATERAL (
+    SELECT r.*, {now} AS now
+    FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
+    OFFSET 0
+) t
+WHERE CASE t.state
+    WHEN 1 THEN t.now < t.expires_at + $9::bigint OR ($10::bigint > 0 AND t.now < t.purge_at)
+    WHEN 0 THEN (t.owner <> a.owner AND t.now < t.lease_until)
+        OR ((t.owner = a.owner OR t.now < t.expires_at)
+            AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> '')
+    ELSE t.now < t.expires_at AND $11::boolean
+        AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> ''
+    END
+
+-- name: part_new_claim
+INSERT INTO oncekey_records AS t
+    (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+     attempts)
+SELECT $1::text, o.key, o.scope, 0, o.owner, n.us, o.fingerprint, n.now + $7::bigint,
+       n.now + $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END,
+       n.now + greatest(
+           $7::bigint, $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END),
+       1
+FROM {from} o
+CROSS JOIN LATERAL (SELECT us, us / 1000 AS now FROM (SELECT {us} AS us OFFSET 0) c OFFSET 0) n
+
+-- name: part_take
+-- Of a record that is there: take it, or count one's own lease from now, or leave it.
+ON CONFLICT (tenant, key) DO UPDATE SET
+    (state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, takeover,
+     answer) = (
+    SELECT
+        CASE WHEN d.take THEN 0 ELSE t.state END,
+        CASE WHEN d.take THEN EXCLUDED.owner ELSE t.owner END,
+        CASE WHEN d.take THEN greatest(t.fence + 1, d.us) ELSE t.fence END,
+        CASE WHEN d.take AND NOT d.inherit THEN EXCLUDED.fingerprint
+             WHEN d.take AND t.fingerprint = '' THEN EXCLUDED.fingerprint
+             ELSE t.fingerprint END,
+        CASE WHEN d.take OR d.mine THEN d.now + $7::bigint ELSE t.lease_until END,
+        d.until,
+        CASE WHEN d.take OR d.mine THEN greatest(d.now + $7::bigint, d.until)
+             ELSE t.purge_at END,
+        CASE WHEN d.take THEN t.attempts + 1 ELSE t.attempts END,
+        CASE WHEN d.take THEN t.state = 0 WHEN d.mine THEN false ELSE t.takeover END,
+        CASE WHEN d.take THEN NULL ELSE t.answer END
+    FROM (
+        SELECT c.*, c.take AND $11::boolean AND t.expires_at > c.now AS inherit,
+            CASE WHEN c.mine AND NOT $11::boolean
+                     THEN greatest(t.expires_at, c.now + $7::bigint + $8::bigint)
+                 WHEN NOT c.take OR ($11::boolean AND t.expires_at > c.now) THEN t.expires_at
+                 WHEN $11::boolean THEN c.now + $8::bigint
+                 ELSE c.now + $7::bigint + $8::bigint END AS until
+        FROM (
+            SELECT b.*,
+                b.same AND t.state = 0 AND t.owner = EXCLUDED.owner AS mine,
+                CASE t.state
+                    WHEN 1 THEN b.now >= t.expires_at + $9::bigint
+                        AND NOT ($10::bigint > 0 AND b.now < t.purge_at)
+                    WHEN 0 THEN t.owner <> EXCLUDED.owner AND b.now >= t.lease_until
+                        AND (b.now >= t.expires_at OR b.same)
+                    ELSE b.now >= t.expires_at OR NOT $11::boolean OR b.same
+                END AS take
+            FROM (
+                SELECT us, us / 1000 AS now,
+                    t.fingerprint = EXCLUDED.fingerprint OR t.fingerprint = ''
+                        OR EXCLUDED.fingerprint = '' AS same
+                FROM (
+                    SELECT {us} AS us
+                    OFFSET 0
+                ) a OFFSET 0
+            ) b OFFSET 0
+        ) c OFFSET 0
+    ) d
+)
+
+-- name: part_claimed
+t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at, t.attempts,
+    t.takeover, t.answer, {now} AS now
+
+-- name: part_reply
+key, state, owner, fence, fingerprint, greatest(lease_until - now, 0) AS lease_left,
+    now >= expires_at + $9::bigint AS late, attempts, takeover, answer
 
 -- name: claim
--- $1 tenant, then what is asked, $7 lease, $8 ttl, $9 skew, $10 remember (milliseconds), $11 sticky
+-- $1 tenant, then what is asked, $7 lease, $8 ttl, $9 skew, $10 remember (milliseconds), $11 sticky.
+-- No row: a transaction has the key in hand, or had it just now; 'look' says which.
 WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint},
-seen AS MATERIALIZED (
-    -- What needs no change is answered from here: no lock, no write, nothing to sync to disk.
-    SELECT t.*
-    FROM asked a
-    CROSS JOIN LATERAL (
-        SELECT r.*, {now} AS now
-        FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
-        OFFSET 0
-    ) t
-    WHERE CASE t.state
-        WHEN 1 THEN t.now < t.expires_at + $9::bigint OR ($10::bigint > 0 AND t.now < t.purge_at)
-        WHEN 0 THEN (t.owner <> a.owner AND t.now < t.lease_until)
-            OR ((t.owner = a.owner OR t.now < t.expires_at)
-                AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> '')
-        ELSE t.now < t.expires_at AND $11::boolean
-            AND t.fingerprint <> a.fingerprint AND t.fingerprint <> '' AND a.fingerprint <> ''
-        END
-), open AS MATERIALIZED (
-    SELECT a.*, {guard} AND {lock}(a.lock) AS free
-    FROM asked a
-    WHERE a.key NOT IN (SELECT seen.key FROM seen)  -- hashed, where NOT EXISTS would be a loop
-    ORDER BY a.key
-), taken AS (
-    INSERT INTO oncekey_records AS t
-        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
-         attempts)
-    SELECT $1::text, o.key, o.scope, 0, o.owner, n.us, o.fingerprint, n.now + $7::bigint,
-           n.now + $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END,
-           n.now + greatest(
-               $7::bigint, $8::bigint + CASE WHEN $11::boolean THEN 0 ELSE $7::bigint END),
-           1
-    FROM open o
-    CROSS JOIN LATERAL (
-        SELECT us, us / 1000 AS now
-        FROM (SELECT {us} AS us OFFSET 0) c
-        OFFSET 0
-    ) n
-    WHERE o.free
+seen AS MATERIALIZED ({part_standing}),
+taken AS (
+    {part_new_claim}
+    WHERE CASE WHEN {unseen} THEN pg_try_advisory_xact_lock_shared(o.lock) ELSE false END
     ORDER BY o.key
-    ON CONFLICT (tenant, key) DO UPDATE SET
-        (state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, takeover,
-         answer) = (
-        SELECT
-            CASE WHEN d.take THEN 0 ELSE t.state END,
-            CASE WHEN d.take THEN EXCLUDED.owner ELSE t.owner END,
-            CASE WHEN d.take THEN greatest(t.fence + 1, d.us) ELSE t.fence END,
-            CASE WHEN d.take AND NOT d.inherit THEN EXCLUDED.fingerprint
-                 WHEN d.take AND t.fingerprint = '' THEN EXCLUDED.fingerprint
-                 ELSE t.fingerprint END,
-            CASE WHEN d.take OR d.mine THEN d.now + $7::bigint ELSE t.lease_until END,
-            d.until,
-            CASE WHEN d.take OR d.mine THEN greatest(d.now + $7::bigint, d.until)
-                 ELSE t.purge_at END,
-            CASE WHEN d.take THEN t.attempts + 1 ELSE t.attempts END,
-            CASE WHEN d.take THEN t.state = 0 WHEN d.mine THEN false ELSE t.takeover END,
-            CASE WHEN d.take THEN NULL ELSE t.answer END
-        FROM (
-            SELECT c.*, c.take AND $11::boolean AND t.expires_at > c.now AS inherit,
-                CASE WHEN c.mine AND NOT $11::boolean
-                         THEN greatest(t.expires_at, c.now + $7::bigint + $8::bigint)
-                     WHEN NOT c.take OR ($11::boolean AND t.expires_at > c.now) THEN t.expires_at
-                     WHEN $11::boolean THEN c.now + $8::bigint
-                     ELSE c.now + $7::bigint + $8::bigint END AS until
-            FROM (
-                SELECT b.*,
-                    b.same AND t.state = 0 AND t.owner = EXCLUDED.owner AS mine,
-                    CASE t.state
-                        WHEN 1 THEN b.now >= t.expires_at + $9::bigint
-                            AND NOT ($10::bigint > 0 AND b.now < t.purge_at)
-                        WHEN 0 THEN t.owner <> EXCLUDED.owner AND b.now >= t.lease_until
-                            AND (b.now >= t.expires_at OR b.same)
-                        ELSE b.now >= t.expires_at OR NOT $11::boolean OR b.same
-                    END AS take
-                FROM (
-                    SELECT us, us / 1000 AS now,
-                        t.fingerprint = EXCLUDED.fingerprint OR t.fingerprint = ''
-                            OR EXCLUDED.fingerprint = '' AS same
-                    FROM (
-                        SELECT {us} AS us
-                        OFFSET 0
-                    ) a OFFSET 0
-                ) b OFFSET 0
-            ) c OFFSET 0
-        ) d
-    )
-    RETURNING t.key, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at,
-        t.attempts, t.takeover, t.answer,
-        {now} AS now
+    {part_take}
+    RETURNING {part_claimed}
 )
-SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0) AS lease_left,
-       now >= expires_at + $9::bigint AS late, attempts, takeover, answer, {told}
-FROM seen
-UNION ALL
-SELECT key, state, owner, fence, fingerprint, greatest(lease_until - now, 0),
-       now >= expires_at + $9::bigint, attempts, takeover, answer, {taken}
-FROM taken
-UNION ALL
-SELECT key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {told} FROM open WHERE NOT free
+SELECT {part_reply} FROM seen UNION ALL SELECT {part_reply} FROM taken
+
+-- name: claim_new
+-- The same for calls of which most are the first of their keys: those are not looked for before.
+-- No row: what it means above, or a record that has to be taken over, which 'claim' does.
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint},
+taken AS (
+    {part_new_claim}
+    WHERE pg_try_advisory_xact_lock_shared(o.lock)
+    ORDER BY o.key
+    ON CONFLICT (tenant, key) DO NOTHING
+    RETURNING {part_claimed}
+), seen AS ({part_standing} AND a.key NOT IN (SELECT taken.key FROM taken))
+SELECT {part_reply} FROM seen UNION ALL SELECT {part_reply} FROM taken
+
+-- name: claim_in
+-- The same inside a caller's transaction, which has the key in hand from here on. Nothing is taken
+-- unless $12 is the store's id and, where the transaction was open before ($13), it sees what others
+-- commit meanwhile: we can't begin it anew. Says what must be known of the transaction.
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint},
+here AS MATERIALIZED (
+    SELECT (SELECT store_id FROM oncekey_state) AS store,
+        current_setting('transaction_isolation') AS isolation
+), seen AS MATERIALIZED ({part_standing}),
+open AS MATERIALIZED (
+    SELECT a.*, CASE
+        WHEN here.store IS DISTINCT FROM $12::uuid THEN false
+        WHEN $13::boolean AND here.isolation NOT IN ('read committed', 'read uncommitted')
+            THEN false
+        ELSE pg_try_advisory_xact_lock(a.lock) END AS free
+    FROM asked a, here
+    WHERE NOT EXISTS (SELECT FROM seen)
+), taken AS (
+    {part_new_claim}
+    WHERE o.free
+    {part_take}
+    RETURNING {part_claimed}
+), reply AS (
+    SELECT {part_reply}, NULL::text AS transaction FROM seen
+    UNION ALL SELECT {part_reply}, pg_current_xact_id()::text FROM taken
+    UNION ALL
+    SELECT key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM open WHERE NOT free
+)
+SELECT r.key, r.state, r.owner, r.fence, r.fingerprint, r.lease_left, r.late, r.attempts,
+    r.takeover, r.answer, here.store::text, here.isolation, r.transaction
+FROM reply r, here
+
+-- name: part_marked
+-- A key that was seen, for as long as that is remembered.
+SELECT a.key
+FROM asked a
+CROSS JOIN LATERAL (
+    SELECT r.state, r.lease_until, r.expires_at, r.purge_at, {now} AS now
+    FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
+    OFFSET 0
+) t
+WHERE CASE t.state
+    WHEN 1 THEN t.now < t.expires_at + $6::bigint OR ($7::bigint > 0 AND t.now < t.purge_at)
+    WHEN 0 THEN t.now < t.lease_until
+    ELSE false END
+
+-- name: part_new_mark
+INSERT INTO oncekey_records AS t
+    (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+     attempts)
+SELECT $1::text, o.key, o.scope, 1, '', (n.now + $5::bigint) * 1000 - 1, '', 0,
+       n.now + $5::bigint, n.now + $5::bigint, 1
+FROM asked o
+CROSS JOIN LATERAL (SELECT {now} AS now OFFSET 0) n
 
 -- name: mark
--- $1 tenant, then what is asked, $5 ttl, $6 skew, $7 remember
+-- $1 tenant, then what is asked, $5 ttl, $6 skew, $7 remember. No row: see 'claim'.
 WITH asked AS {asked: key bytea, scope text, lock bigint},
-seen AS MATERIALIZED (
-    SELECT a.key
-    FROM asked a
-    CROSS JOIN LATERAL (
-        SELECT r.state, r.lease_until, r.expires_at, r.purge_at,
-               {now} AS now
-        FROM oncekey_records r WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope
-        OFFSET 0
-    ) t
-    WHERE CASE t.state
-        WHEN 1 THEN t.now < t.expires_at + $6::bigint OR ($7::bigint > 0 AND t.now < t.purge_at)
-        WHEN 0 THEN t.now < t.lease_until
-        ELSE false END
-), open AS MATERIALIZED (
-    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM asked a
-    WHERE a.key NOT IN (SELECT seen.key FROM seen)  -- hashed, where NOT EXISTS would be a loop
-    ORDER BY a.key
-), marked AS (
-    INSERT INTO oncekey_records AS t
-        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
-         attempts)
-    SELECT $1::text, o.key, o.scope, 1, '', (n.now + $5::bigint) * 1000 - 1, '', 0,
-           n.now + $5::bigint, n.now + $5::bigint, 1
-    FROM open o
-    CROSS JOIN LATERAL (
-        SELECT {now} AS now OFFSET 0
-    ) n
-    WHERE o.free
+seen AS MATERIALIZED ({part_marked}),
+marked AS (
+    {part_new_mark}
+    WHERE CASE WHEN {unseen} THEN pg_try_advisory_xact_lock_shared(o.lock) ELSE false END
     ORDER BY o.key
     ON CONFLICT (tenant, key) DO UPDATE SET
         (state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, takeover,
@@ -155,131 +198,106 @@ seen AS MATERIALIZED (
         FROM (SELECT {now} AS now OFFSET 0) n
     )
     WHERE CASE t.state
-        WHEN 1 THEN {now}
-                >= t.expires_at + $6::bigint
-            AND NOT ($7::bigint > 0
-                AND {now} < t.purge_at)
+        WHEN 1 THEN {now} >= t.expires_at + $6::bigint
+            AND NOT ($7::bigint > 0 AND {now} < t.purge_at)
         WHEN 0 THEN {now} >= t.lease_until
         ELSE true END
     RETURNING t.key
 )
-SELECT key, true AS first FROM marked
-UNION ALL
-SELECT key, NULL FROM open WHERE NOT free
+SELECT key, true AS first FROM marked UNION ALL SELECT key, false FROM seen
 
--- name: complete
--- $1 tenant, then what is asked, $8 ttl, $9 skew plus remember, $10 sticky
-WITH wanted AS
-    {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea},
-asked AS MATERIALIZED (
-    SELECT a.*, {guard} AND pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM wanted a ORDER BY a.key
-), held AS MATERIALIZED (
-    -- Found through the index, whatever the planner thinks of the table's size, and locked.
-    SELECT t.*, a.answer AS given
+-- name: mark_new
+-- See 'claim_new'.
+WITH asked AS {asked: key bytea, scope text, lock bigint},
+marked AS (
+    {part_new_mark}
+    WHERE pg_try_advisory_xact_lock_shared(o.lock)
+    ORDER BY o.key
+    ON CONFLICT (tenant, key) DO NOTHING
+    RETURNING t.key
+), seen AS ({part_marked} AND a.key NOT IN (SELECT marked.key FROM marked))
+SELECT key, true AS first FROM marked UNION ALL SELECT key, false FROM seen
+
+-- name: part_mine
+-- A record that its owner holds, and that is in no transaction's hand.
+t.tenant = $1::text AND t.key = a.key AND t.scope = a.scope AND t.owner = a.owner
+    AND (a.fence IS NULL OR t.fence = a.fence) AND t.state = 0
+    AND {guard} AND pg_try_advisory_xact_lock_shared(a.lock)
+
+-- name: part_held
+-- For many: locked in the order in which they are asked for, which is that of their keys, and found
+-- by the index whatever the planner thinks of the table's size. A join with what is asked could be
+-- planned as a scan. Then each is updated at its place.
+, held AS MATERIALIZED (
+    SELECT a.*, r.place, r.part
     FROM asked a
     CROSS JOIN LATERAL (
-        SELECT r.* FROM oncekey_records r
-        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
-            AND r.fence = a.fence AND r.state = 0 AND a.free
-        FOR UPDATE OFFSET 0
-    ) t
-), settled AS (
-    -- An update of the rows just locked: an insert finds them by their key, a join might not.
-    INSERT INTO oncekey_records AS t
-        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
-         attempts, answer)
-    SELECT h.tenant, h.key, h.scope, 1, h.owner, h.fence, h.fingerprint, 0, n.until,
-           n.until + $9::bigint, h.attempts, h.given
-    FROM held h
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN $10::boolean THEN h.expires_at
-            ELSE {now} + $8::bigint END AS until
-        OFFSET 0
-    ) n
-    ON CONFLICT (tenant, key) DO UPDATE SET
-        state = 1, lease_until = 0, expires_at = EXCLUDED.expires_at,
-        purge_at = EXCLUDED.purge_at, answer = EXCLUDED.answer
-    RETURNING t.key
-), told AS (
+        SELECT t.ctid AS place, t.tableoid AS part FROM oncekey_records t
+        WHERE {part_mine} FOR UPDATE OFFSET 0
+    ) r
+)
+
+-- name: part_at_place
+held a WHERE t.tenant = $1::text AND t.key = a.key AND t.ctid = a.place AND t.tableoid = a.part
+
+-- name: part_announced
+-- Who waits for a key that was settled is told, by a word that only they know.
+told AS (
     DELETE FROM oncekey_waiters w USING settled s
     WHERE w.tenant = $1::text AND w.key = s.key
     RETURNING w.note
 ), announced AS (
     SELECT count(pg_notify('oncekey', note::text)) FROM told
 )
+
+-- name: complete
+-- $1 tenant, then what is asked, $8 ttl, $9 skew plus remember, $10 sticky. No row: not held, or a
+-- transaction has the key in hand; 'look' says which.
+WITH asked AS
+    {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea}{held},
+settled AS (
+    UPDATE oncekey_records t
+    SET state = 1, lease_until = 0, answer = a.answer,
+        expires_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END,
+        purge_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END + $9::bigint
+    FROM {of_mine}
+    RETURNING t.key
+), {part_announced}
 SELECT key, true AS held, {told} FROM settled, announced
-UNION ALL
-SELECT key, NULL, {told} FROM asked WHERE NOT free
 
 -- name: release
 -- $1 tenant, then what is asked; a fence that is NULL is any
-WITH wanted AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint},
-asked AS MATERIALIZED (
-    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM wanted a ORDER BY a.key
-), held AS MATERIALIZED (
-    SELECT t.*
-    FROM asked a
-    CROSS JOIN LATERAL (
-        SELECT r.* FROM oncekey_records r
-        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
-            AND (a.fence IS NULL OR r.fence = a.fence) AND r.state = 0 AND a.free
-        FOR UPDATE OFFSET 0
-    ) t
-), settled AS (
-    INSERT INTO oncekey_records AS t
-        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
-         attempts)
-    SELECT h.tenant, h.key, h.scope, 2, h.owner, h.fence, h.fingerprint,
-           {now}, h.expires_at, h.purge_at,
-           h.attempts
-    FROM held h
-    ON CONFLICT (tenant, key) DO UPDATE SET state = 2, lease_until = EXCLUDED.lease_until
+WITH asked AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint}{held},
+settled AS (
+    UPDATE oncekey_records t SET state = 2, lease_until = {now}
+    FROM {of_mine}
     RETURNING t.key
-), told AS (
-    DELETE FROM oncekey_waiters w USING settled s
-    WHERE w.tenant = $1::text AND w.key = s.key
-    RETURNING w.note
-), announced AS (
-    SELECT count(pg_notify('oncekey', note::text)) FROM told
-)
+), {part_announced}
 SELECT key, true AS held FROM settled, announced
-UNION ALL
-SELECT key, NULL FROM asked WHERE NOT free
 
 -- name: renew
 -- $1 tenant, then what is asked, $7 lease, $8 ttl, $9 sticky
-WITH wanted AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint},
-asked AS MATERIALIZED (
-    SELECT a.*, pg_try_advisory_xact_lock_shared(a.lock) AS free
-    FROM wanted a ORDER BY a.key
-), held AS MATERIALIZED (
-    SELECT t.*, t.now + $7::bigint AS lease,
-        CASE WHEN $9::boolean THEN t.expires_at
-            ELSE greatest(t.expires_at, t.now + $7::bigint + $8::bigint) END AS until
-    FROM asked a
-    CROSS JOIN LATERAL (
-        SELECT r.*, {now} AS now
-        FROM oncekey_records r
-        WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope AND r.owner = a.owner
-            AND r.fence = a.fence AND r.state = 0 AND a.free
-        FOR UPDATE OFFSET 0
-    ) t
-), settled AS (
-    INSERT INTO oncekey_records AS t
-        (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
-         attempts)
-    SELECT h.tenant, h.key, h.scope, 0, h.owner, h.fence, h.fingerprint, h.lease, h.until,
-           greatest(h.lease, h.until), h.attempts
-    FROM held h
-    ON CONFLICT (tenant, key) DO UPDATE SET lease_until = EXCLUDED.lease_until,
-        expires_at = EXCLUDED.expires_at, purge_at = EXCLUDED.purge_at
-    RETURNING t.key
+WITH asked AS {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint}{held}
+UPDATE oncekey_records t SET (lease_until, expires_at, purge_at) = (
+    SELECT n.lease, n.until, greatest(n.lease, n.until)
+    FROM (
+        SELECT c.now + $7::bigint AS lease, CASE WHEN $9::boolean THEN t.expires_at
+            ELSE greatest(t.expires_at, c.now + $7::bigint + $8::bigint) END AS until
+        FROM (SELECT {now} AS now OFFSET 0) c OFFSET 0
+    ) n
 )
-SELECT key, true AS held FROM settled
-UNION ALL
-SELECT key, NULL FROM asked WHERE NOT free
+FROM {of_mine}
+RETURNING t.key, true AS held
+
+-- name: look
+-- Why a call got no row: whether the key is free, and what there is.
+WITH asked AS {asked: key bytea, scope text, lock bigint}
+SELECT a.key, pg_try_advisory_xact_lock_shared(a.lock) AS free, t.state, t.owner, t.fence
+FROM asked a
+LEFT JOIN LATERAL (
+    SELECT * FROM oncekey_records r
+    WHERE r.tenant = $1::text AND r.key = a.key AND r.scope = a.scope OFFSET 0
+) t ON true
 
 -- name: read
 -- $1 tenant, then what is asked

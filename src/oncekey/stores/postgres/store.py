@@ -5,42 +5,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import importlib.util
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey._core.drive import adrive as core_adrive
-from oncekey._core.drive import drive as core_drive
+from oncekey._core.drive import adrive, arun, drive, run
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, AsyncTransactional, Loan, Store, Sweepable, Transactional
-from oncekey.drivers import driver_error, in_one_transaction
 from oncekey.drivers._deadlines import Deadline
-from oncekey.errors import OncekeyError, StoreConfigError, StoreError
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.errors import StoreConfigError, StoreError
+from oncekey.models import ClaimReply, Key, Record, Terms, Verdict
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
-from oncekey.stores._waiters import Waiters
+from oncekey.stores.postgres.addresses import chosen_driver, driver_of, need, own_options, plain
 from oncekey.stores.postgres.async_connections import async_source
 from oncekey.stores.postgres.calls import is_fence, run_jobs
 from oncekey.stores.postgres.connections import sync_source
-from oncekey.stores.postgres.face import (
-    GRACE_MS,
-    REGISTER_SECONDS,
-    SWEEP_PAGES,
-    WORTH_HEARING,
-    Face,
-    Round,
-    Steps,
-    adrive,
-    drive,
-    driver_of,
-    held,
-    need,
-    not_made,
-    own_options,
-    plain,
-)
+from oncekey.stores.postgres.flows import SWEEP_EVERY, Flows, migrated
 from oncekey.stores.postgres.listening import AsyncListener, Listener
 from oncekey.stores.postgres.schema import check, migrate
 from oncekey.stores.postgres.statements import SQL, Statements
@@ -48,8 +30,10 @@ from oncekey.stores.postgres.transactions import PgTransactionRecords
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 
+_WON = Verdict.WON
 
-class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
+
+class PostgresStore(Flows, Transactional, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -81,12 +65,10 @@ class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
         listen: str | bool | None = None,
         timeout: float = 5.0,
     ) -> None:
-        need("psycopg", "postgres")
-        if isinstance(source, str):
-            source = plain(source)
+        need("psycopg")
+        self.source = plain(source)
         self._set_up(tenant, listen, timeout)
-        self.source = source
-        self._source = sync_source(source, prepare, self.timeout)
+        self._source = sync_source(self.source, prepare, self.timeout)
         self._claims = ThreadBatch(lambda jobs: self._run("claim", jobs))
         self._settles = ThreadBatch(lambda jobs: self._run("settle", jobs))
         dsn = self._listen_dsn(self._source, prepare)
@@ -95,33 +77,33 @@ class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
 
     def after_fork_in_child(self) -> None:
         """Nobody waits in the child yet."""
-        self._waiters = Waiters()
-        self._registered.clear()
-        self._notes.clear()
+        self._start_over()
         if self._listener is not None:
             self._listener.reset()
 
     # Running statements
 
     def _run(self, lane: str, jobs: Sequence[Job]) -> None:
-        deadline = self._deadline(jobs)
+        # In time for the oldest call; and a tenth of it even so, to get anywhere after a hang.
+        seconds = self.timeout
+        until = max(jobs[0].begun + seconds, time.monotonic() + seconds / 10)
+        deadline = Deadline(seconds, until)
         try:
-            home = self._ready(deadline)
+            home = self._home or self._ready(deadline)
         except StoreError as error:
             for job in jobs:
                 job.error = copy.copy(error)
             return
-        self._drive(lane, run_jobs(home, self.tenant, jobs), deadline)
-
-    def _drive(self, lane: str, steps: Steps, deadline: Deadline) -> Any:
-        return drive(steps, functools.partial(self._source.fetch, lane, deadline=deadline))
+        steps = run_jobs(home, self.tenant, jobs, self._mostly_new)
+        drive(steps, lambda step: self._source.fetch(lane, *step, deadline=deadline))
 
     def _ready(self, deadline: Deadline | None = None) -> Statements:
         """The statements for where the tables are, once they were looked at."""
         if self._home is None:
-            deadline = deadline or Deadline(self.timeout)
-            self._store_id, self._home = self._drive("other", check(self.tenant), deadline)
-        assert self._home is not None  # noqa: S101 - for the type checker
+            until = deadline or Deadline(self.timeout)
+            fetch = functools.partial(self._source.fetch, "other", deadline=until)
+            found = drive(check(self.tenant), lambda step: fetch(*step))
+            self._store_id, self._home = found
         return self._home
 
     def _fetch(self, name: str, args: list[Any]) -> list[Any]:
@@ -144,55 +126,37 @@ class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
             partitions: Make ``oncekey_records`` with so many hash partitions.
             row_security: Let each role see only rows whose tenant is its name.
         """
-        loan = Loan()  # all of it on one connection, whatever the pool
-        try:
-            self.lend(loan)
-            steps = migrate(step, partitions, row_security)
-            flow = in_one_transaction(loan, self.timeout, False, steps)
-            done = core_drive(flow, lambda call: call[0](*call[1:]))
-        except Exception as error:
-            if isinstance(error, OncekeyError):
-                raise
-            raise not_made(driver_error(error)) from error
-        return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
+        flow = migrated(self, migrate(step, partitions, row_security), False)
+        return drive(flow, lambda call: call[0](*call[1:]))
 
     # The contract
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. One statement; a replay writes nothing."""
         reply: ClaimReply = self._claims.submit("claim", (key, owner, fingerprint, terms))
-        if reply.verdict is Verdict.WON:
+        if reply.verdict is _WON:
             self._maybe_sweep()
         return reply
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
         """See ``Store``. One statement."""
-        if not is_fence(fence):
-            return False
-        args = (key, owner, fence, answer, terms)
-        done: bool = self._settles.submit("complete", args)
-        if not done:
-            return held(self.read(key), owner, fence)
-        self._heard(key.digest)
-        return True
+        return self._settle("complete", key, owner, fence, answer, terms)
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``Store``. One statement."""
-        if not is_fence(fence):
-            return False
-        done: bool = self._settles.submit("renew", (key, owner, fence, terms))
-        return done
+        return self._settle("renew", key, owner, fence, terms)
 
     def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
-        """See ``Store``. One statement.
+        """See ``Store``. One statement."""
+        return self._settle("release", key, owner, fence)
 
-        Without a fence, in the order of claims: it may be for one that is still under way.
-        """
+    def _settle(self, kind: str, key: Key, owner: bytes, fence: int | None, *rest: Any) -> bool:
         if not is_fence(fence):
             return False
+        # A release without a fence goes the way of claims: it may be for one that is under way.
         batch = self._claims if fence is None else self._settles
-        done: bool = batch.submit("release", (key, owner, fence))
-        if done:
+        done: bool = batch.submit(kind, (key, owner, fence, *rest))
+        if done and kind != "renew":
             self._heard(key.digest)
         return done
 
@@ -220,30 +184,9 @@ class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
 
     def wait(self, key: Key, seconds: float) -> None:
         """See ``Store``. Holds no connection; woken by this process and, with LISTEN, by others."""
-        digest = key.digest
-        self._waiters.wait(digest, seconds, lambda: self._announced(key, seconds))
-
-    def _announced(self, key: Key, seconds: float) -> bool:
-        """Ask to be told of the outcome; True if it is there already."""
-        if self._listener is None or seconds < WORTH_HEARING:
-            return False
-        self._listener.want()
-        if not self._must_register(key.digest):
-            return False
-        args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
-        try:
-            rows = self._fetch("await_change", args)
-            self._announced_by(rows[0][0], key.digest)
-            record = self.read(key)
-        except StoreError as error:
-            self._registered.pop(key.digest, None)
-            if not error.retryable:
-                raise
-            return False  # whoever waits looks for itself meanwhile
-        if record is None or record.state is State.PENDING:
-            return False
-        self._heard(key.digest)  # also for those who wait because we had asked
-        return True
+        self._waiters.wait(
+            key.digest, seconds, lambda: run(self._announced(self._listener, key, seconds), self)
+        )
 
     # Transactions of callers
 
@@ -270,22 +213,14 @@ class PostgresStore(Face, Transactional, Store, Sweepable, Forking):
         self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:
-        if self._time_to_sweep():
-            try:
-                args = [SWEEP_PAGES, None, GRACE_MS]
-                self._swept(self._fetch("sweep", args))
-            except StoreError:
-                pass  # the call itself succeeded; a later step finds what this one left
+        self._new_records += 1
+        if self._new_records >= SWEEP_EVERY:
+            self._new_records = 0
+            run(self._step_of_sweeping(), self)
 
     def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``Sweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff, around = 0, self.now() if now is None else now, Round()
-        while True:
-            args = [SWEEP_PAGES * 8, cutoff, 0]
-            dead, page, following = self._swept(self._fetch("sweep", args))
-            removed += dead
-            if around.over(page, following) or removed >= limit:
-                return removed
+        return run(self._round_of_sweeping(limit, now), self)
 
     def clear(self) -> None:
         """Remove every record of this tenant. For tests."""
@@ -302,13 +237,14 @@ class _Lanes:
     """What belongs to one event loop."""
 
     def __init__(self, store: AsyncPostgresStore) -> None:
-        self.claims = LoopBatch(lambda jobs: store._run("claim", jobs))
-        self.settles = LoopBatch(lambda jobs: store._run("settle", jobs))
+        stepped = store._source.stepped
+        self.claims = LoopBatch(functools.partial(store._run, "claim"), stepped=stepped)
+        self.settles = LoopBatch(functools.partial(store._run, "settle"), stepped=stepped)
         dsn = store._dsn
         self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
-class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
+class AsyncPostgresStore(Flows, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous PostgreSQL store; ``PostgresStore`` is its synchronous twin.
 
     Promises what ``PostgresStore`` promises. Calls that come while a statement is under way
@@ -337,23 +273,10 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
         listen: str | bool | None = None,
         timeout: float = 5.0,
     ) -> None:
-        if isinstance(source, str):
-            driver = driver or driver_of(source)
-            source = plain(source)
-        if driver is None:
-            driver = "asyncpg" if importlib.util.find_spec("asyncpg") else "psycopg"
-        if driver not in ("asyncpg", "psycopg"):
-            raise StoreConfigError(f"driver must be 'asyncpg' or 'psycopg', got {driver!r}")
-        need(driver, "postgres")
-        if driver == "asyncpg" and isinstance(source, str) and "://" not in source:
-            raise StoreConfigError(
-                "asyncpg takes a URL, not key=value pairs: write postgresql://user@host/database, "
-                "or pass driver='psycopg'"
-            )
+        self.source = plain(source)
+        self.driver = chosen_driver(source, driver)
         self._set_up(tenant, listen, timeout)
-        self.driver = driver
-        self.source = source
-        self._source = async_source(source, driver, prepare, self.timeout)
+        self._source = async_source(self.source, self.driver, prepare, self.timeout)
         self._dsn = self._listen_dsn(self._source, prepare)
         self._loops: dict[asyncio.AbstractEventLoop, _Lanes] = {}
         self._sweeping: set[asyncio.Task[None]] = set()
@@ -370,20 +293,21 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
     # Running statements
 
     async def _run(self, lane: str, jobs: Sequence[Job]) -> None:
-        deadline = self._deadline(jobs)
-        home = await self._ready(deadline)
-        await self._drive(lane, run_jobs(home, self.tenant, jobs), deadline)
-
-    async def _drive(self, lane: str, steps: Steps, deadline: Deadline) -> Any:
-        return await adrive(steps, functools.partial(self._source.fetch, lane, deadline=deadline))
+        # In time for the oldest call; and a tenth of it even so, to get anywhere after a hang.
+        seconds = self.timeout
+        until = max(jobs[0].begun + seconds, time.monotonic() + seconds / 10)
+        deadline = Deadline(seconds, until)
+        home = self._home or await self._ready(deadline)
+        steps = run_jobs(home, self.tenant, jobs, self._mostly_new)
+        await adrive(steps, lambda step: self._source.fetch(lane, *step, deadline=deadline))
 
     async def _ready(self, deadline: Deadline | None = None) -> Statements:
         """The statements for where the tables are, once they were looked at."""
         if self._home is None:
-            deadline = deadline or Deadline(self.timeout)
-            found = await self._drive("other", check(self.tenant), deadline)
+            until = deadline or Deadline(self.timeout)
+            fetch = functools.partial(self._source.fetch, "other", deadline=until)
+            found = await adrive(check(self.tenant), lambda step: fetch(*step))
             self._store_id, self._home = found
-        assert self._home is not None  # noqa: S101 - for the type checker
         return self._home
 
     async def _fetch(self, name: str, args: list[Any]) -> list[Any]:
@@ -400,17 +324,8 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
         self, *, step: str | None = None, partitions: int = 0, row_security: bool = False
     ) -> list[str]:
         """Make or bring up to date the tables. See ``PostgresStore.create_schema``."""
-        loan = Loan()  # all of it on one connection, whatever the pool
-        try:
-            await self.lend(loan)
-            steps = migrate(step, partitions, row_security)
-            flow = in_one_transaction(loan, self.timeout, True, steps)
-            done = await core_adrive(flow, lambda call: call[0](*call[1:]))
-        except Exception as error:
-            if isinstance(error, OncekeyError):
-                raise
-            raise not_made(driver_error(error)) from error
-        return [f"{one.version:03d} {one.name} ({one.step})" for one in done]
+        flow = migrated(self, migrate(step, partitions, row_security), True)
+        return await adrive(flow, lambda call: call[0](*call[1:]))
 
     # The contract
 
@@ -418,7 +333,7 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
         """See ``AsyncStore``. One statement; a replay writes nothing."""
         args = (key, owner, fingerprint, terms)
         reply: ClaimReply = await self._lanes().claims.submit("claim", args)
-        if reply.verdict is Verdict.WON:
+        if reply.verdict is _WON:
             self._maybe_sweep()
         return reply
 
@@ -426,34 +341,26 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
         """See ``AsyncStore``. One statement."""
-        if not is_fence(fence):
-            return False
-        args = (key, owner, fence, answer, terms)
-        done: bool = await self._lanes().settles.submit("complete", args)
-        if not done:
-            return held(await self.read(key), owner, fence)
-        self._heard(key.digest)
-        return True
+        return await self._settle("complete", key, owner, fence, answer, terms)
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``AsyncStore``. One statement."""
-        if not is_fence(fence):
-            return False
-        args = (key, owner, fence, terms)
-        done: bool = await self._lanes().settles.submit("renew", args)
-        return done
+        return await self._settle("renew", key, owner, fence, terms)
 
     async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
-        """See ``AsyncStore``. One statement.
+        """See ``AsyncStore``. One statement."""
+        return await self._settle("release", key, owner, fence)
 
-        Without a fence, in the order of claims: it may be for one that is still under way.
-        """
+    async def _settle(
+        self, kind: str, key: Key, owner: bytes, fence: int | None, *rest: Any
+    ) -> bool:
         if not is_fence(fence):
             return False
         lanes = self._lanes()
+        # A release without a fence goes the way of claims: it may be for one that is under way.
         batch = lanes.claims if fence is None else lanes.settles
-        done: bool = await batch.submit("release", (key, owner, fence))
-        if done:
+        done: bool = await batch.submit(kind, (key, owner, fence, *rest))
+        if done and kind != "renew":
             self._heard(key.digest)
         return done
 
@@ -481,31 +388,10 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
 
     async def wait(self, key: Key, seconds: float) -> None:
         """See ``AsyncStore``. Holds no connection; woken by this process and by others."""
-        digest = key.digest
-        await self._waiters.wait_async(digest, seconds, lambda: self._announced(key, seconds))
-
-    async def _announced(self, key: Key, seconds: float) -> bool:
-        """Ask to be told of the outcome; True if it is there already."""
         listener = self._lanes().listener
-        if listener is None or seconds < WORTH_HEARING:
-            return False
-        listener.want()
-        if not self._must_register(key.digest):
-            return False
-        args = [self.tenant, key.digest, REGISTER_SECONDS * 1000]
-        try:
-            rows = await self._fetch("await_change", args)
-            self._announced_by(rows[0][0], key.digest)
-            record = await self.read(key)
-        except StoreError as error:
-            self._registered.pop(key.digest, None)
-            if not error.retryable:
-                raise
-            return False  # whoever waits looks for itself meanwhile
-        if record is None or record.state is State.PENDING:
-            return False
-        self._heard(key.digest)  # also for those who wait because we had asked
-        return True
+        await self._waiters.wait_async(
+            key.digest, seconds, lambda: arun(self._announced(listener, key, seconds), self)
+        )
 
     # Transactions of callers
 
@@ -533,28 +419,16 @@ class AsyncPostgresStore(Face, AsyncTransactional, Answers, AsyncSweepable):
         self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:
-        if self._time_to_sweep():
-            task = asyncio.get_running_loop().create_task(self._sweep_a_little())
+        self._new_records += 1
+        if self._new_records >= SWEEP_EVERY:
+            self._new_records = 0
+            task = asyncio.ensure_future(arun(self._step_of_sweeping(), self))
             self._sweeping.add(task)
             task.add_done_callback(self._sweeping.discard)
 
-    async def _sweep_a_little(self) -> None:
-        try:
-            args = [SWEEP_PAGES, None, GRACE_MS]
-            self._swept(await self._fetch("sweep", args))
-        except StoreError:
-            pass  # a later step finds what this one left
-
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """See ``AsyncSweepable``. One sweeper at a time; gives 0 while another is at it."""
-        removed, cutoff, around = 0, await self.now() if now is None else now, Round()
-        while True:
-            args = [SWEEP_PAGES * 8, cutoff, 0]
-            rows = await self._fetch("sweep", args)
-            dead, page, following = self._swept(rows)
-            removed += dead
-            if around.over(page, following) or removed >= limit:
-                return removed
+        return await arun(self._round_of_sweeping(limit, now), self)
 
     async def delete_expired(self, now_epoch: float | None = None) -> int:
         """Remove every record past its time."""
