@@ -23,7 +23,7 @@ from oncekey.stores.redis.inbox import AllWaiters
 from oncekey.stores.redis.operations import CLEAR, LONE_MARK, MARK, RELEASE, Op, Scripted, command
 from oncekey.stores.redis.topology import Address, Asks, Replies, Send, Topology, redirect, shown
 
-__all__ = ["Batches", "Options"]
+__all__ = ["Batch", "Batches", "Options"]
 
 ROUNDS: Final = 16  # sendings of one batch: redirections of a Cluster that is being rebuilt
 DROPS: Final = 1  # of those, after connections that broke
@@ -48,8 +48,8 @@ class _Call(NamedTuple):
     asking: bool = False  # for a node that is about to have the key
 
 
-class _Memory:
-    """What a batch learned in its earlier rounds. Most need one: nothing is made in advance."""
+class Batch:
+    """Jobs that go together, and what earlier rounds taught. Most need one: it costs nothing."""
 
     drops = 0  # rounds in which connections broke
     dropped = False  # in this one
@@ -78,37 +78,36 @@ class Batches:
         self._trusted: set[Address] = set()  # servers that were looked at
         self._wait = command(b"WAIT", b"%d" % options.min_replicas, b"%d" % options.replica_ms)
 
-    def run(self, jobs: list[Job]) -> Asks:
-        """Run ``jobs`` and fill in each one's result or error."""
-        memory = _Memory(jobs)
-        for job in jobs:
+    def run(self, batch: Batch) -> Asks:
+        """Run the jobs of a batch and fill in each one's result or error."""
+        for job in batch.jobs:
             if job.method is CLEAR:
-                memory.jobs = [other for other in memory.jobs if other is not job]
+                batch.jobs = [other for other in batch.jobs if other is not job]
                 yield from self._clear(job)
         for _ in range(ROUNDS):
-            if not memory.jobs:
+            if not batch.jobs:
                 return
             try:
                 if not self.topology.located:
                     yield from self.topology.locate()
-                sends = self._plan(memory)
+                sends = self._plan(batch)
                 for send in sends:
                     if send.address not in self._trusted:
                         yield from self._look(send.address)
             except StoreError as error:
-                self._fail(memory.jobs, error)
+                self._fail(batch.jobs, error)
                 return
             outcomes = yield sends
-            memory.jobs = []
+            batch.jobs = []
             for send, outcome in zip(sends, outcomes, strict=True):
-                self._take(send, outcome, memory)
-            if memory.unconfirmed:
-                yield from self._refuse(memory)
-            if memory.doubtful:
-                yield from self._ask_why(memory)
-            memory.drops, memory.dropped = memory.drops + memory.dropped, False
+                self._take(send, outcome, batch)
+            if batch.unconfirmed:
+                yield from self._refuse(batch)
+            if batch.doubtful:
+                yield from self._ask_why(batch)
+            batch.drops, batch.dropped = batch.drops + batch.dropped, False
         lost = StoreUnavailableError("Redis kept sending this call elsewhere: try again")
-        self._fail(memory.jobs, lost)
+        self._fail(batch.jobs, lost)
 
     def lane(self, digest: bytes) -> Address | None:
         """Whose calls this one may wait for: a server that hangs holds up its own keys alone."""
@@ -117,49 +116,53 @@ class Batches:
 
     # What is sent
 
-    def _plan(self, memory: _Memory) -> list[Send]:
+    def _plan(self, batch: Batch) -> list[Send]:
         """Put the jobs into calls, and the calls to the servers that they are for."""
-        if not self.topology.sharded:
-            return [self._pack(self.topology.route(b""), self._group(memory), memory)]
+        only = self.topology.only
+        if only is not None:
+            return [self._pack(only, self._group(batch), batch)]
         calls: dict[Address, list[_Call]] = {}
-        for job in memory.jobs:
-            asked = memory.asked.get(job)
+        for job in batch.jobs:
+            asked = batch.asked.get(job)
             address = asked or self.topology.route(self.options.prefix + job.args[0])
-            call = _Call(self._op(job, memory, asked is not None), [job], asked is not None)
-            calls.setdefault(address, []).append(call)
-        memory.asked = {}
-        return [self._pack(address, those, memory) for address, those in calls.items()]
+            op = job.method
+            if op is MARK and asked is None:
+                op = self._mark_op(job, batch)
+            calls.setdefault(address, []).append(_Call(op, [job], asked is not None))
+        batch.asked = {}
+        return [self._pack(address, those, batch) for address, those in calls.items()]
 
-    def _group(self, memory: _Memory) -> list[_Call]:
+    def _group(self, batch: Batch) -> list[_Call]:
         """One call for all jobs of an operation with the same terms."""
-        jobs, alone = memory.jobs, memory.alone
+        jobs, alone = batch.jobs, batch.alone
         if len(jobs) == 1:
-            return [_Call(self._op(jobs[0], memory), jobs)]
+            op: Op = jobs[0].method
+            return [_Call(op if op is not MARK else self._mark_op(jobs[0], batch), jobs)]
         groups: dict[Any, list[Job]] = {}
         for job in jobs:  # terms live as long as their job, so that the id is theirs alone
             name = (job.method, id(job.args[1]), job if job in alone else None)
             groups.setdefault(name, []).append(job)
-        return [
-            _Call(op if len(members) > 1 else self._op(members[0], memory), members)
-            for (op, *_), members in groups.items()
-        ]
+        calls = []
+        for (op, *_), members in groups.items():
+            if op is MARK and len(members) == 1:
+                op = self._mark_op(members[0], batch)
+            calls.append(_Call(op, members))
+        return calls
 
-    def _op(self, job: Job, memory: _Memory, asking: bool = False) -> Op:
+    def _mark_op(self, job: Job, batch: Batch) -> Op:
         """A lone mark goes without a script, as long as that can decide.
 
         Not where replicas must confirm: a repetition has to write for that, and would not.
         """
-        op: Op = job.method
-        if op is MARK and not (asking or self.options.min_replicas or job in memory.scripted):
-            return LONE_MARK
-        return op
+        scripted = self.options.min_replicas or job in batch.scripted
+        return MARK if scripted else LONE_MARK
 
-    def _pack(self, address: Address, calls: list[_Call], memory: _Memory) -> Send:
+    def _pack(self, address: Address, calls: list[_Call], batch: Batch) -> Send:
         pieces, expect = [], 0
         for op, jobs, asking in calls:
             if asking:
                 pieces.append(b"*1\r\n$6\r\nASKING\r\n")
-            again, source = memory.drops > 0, op in memory.sources
+            again, source = batch.drops > 0, op in batch.sources
             pieces.append(op.pack(self._key_head, jobs, again, source))
             expect += op.replies + asking
         if self.options.min_replicas and any(isinstance(call.op, Scripted) for call in calls):
@@ -169,9 +172,9 @@ class Batches:
 
     # What came back
 
-    def _take(self, send: Send, outcome: Replies, memory: _Memory) -> None:
+    def _take(self, send: Send, outcome: Replies, batch: Batch) -> None:
         if isinstance(outcome, BaseException):
-            self._lost(send, outcome, memory)
+            self._lost(send, outcome, batch)
             return
         replies = iter(outcome)
         changed: list[tuple[Job, Address]] = []
@@ -180,11 +183,11 @@ class Batches:
                 next(replies)
             reply = next(replies)
             if op is LONE_MARK:
-                reply = self._mark(jobs[0], [reply, *islice(replies, op.replies - 1)], memory)
+                reply = self._mark(jobs[0], [reply, *islice(replies, op.replies - 1)], batch)
             elif not isinstance(reply, BaseException):
                 op.take(jobs, reply)
             if isinstance(reply, BaseException):
-                self._refused(send.address, op, jobs, reply, memory)
+                self._refused(send.address, op, jobs, reply, batch)
                 continue
             if op.settles and self.waiters.used:
                 for job in jobs:
@@ -194,29 +197,29 @@ class Batches:
         if changed:
             confirmed = next(replies)
             if isinstance(confirmed, BaseException) or confirmed < self.options.min_replicas:
-                memory.unconfirmed += tuple(changed)
+                batch.unconfirmed += tuple(changed)
 
-    def _lost(self, send: Send, outcome: BaseException, memory: _Memory) -> None:
+    def _lost(self, send: Send, outcome: BaseException, batch: Batch) -> None:
         """A connection could not be made, broke, or took too long."""
         self.topology.failed(send.address)
         jobs = [job for call in send.calls for job in call.jobs]
         error = unreachable(outcome, shown(send.address))
         # A server that is slow gets no second helping; a connection that broke is made anew.
-        if memory.drops < DROPS and error.retryable and not isinstance(outcome, TimeoutError):
-            memory.dropped = True
-            memory.jobs += jobs
+        if batch.drops < DROPS and error.retryable and not isinstance(outcome, TimeoutError):
+            batch.dropped = True
+            batch.jobs += jobs
         else:
             self._fail(jobs, error, outcome)
 
-    def _mark(self, job: Job, replies: list[Any], memory: _Memory) -> Any:
+    def _mark(self, job: Job, replies: list[Any], batch: Batch) -> Any:
         """Take the replies to a mark without a script. Gives an error that it could not be for."""
         LONE_MARK.take([job], replies)
         if job.result is None and job.error is None:
-            memory.scripted |= {job}
+            batch.scripted |= {job}
             for reply in replies:
                 if isinstance(reply, BaseException):
                     return reply
-            memory.jobs.append(job)
+            batch.jobs.append(job)
         return None
 
     def _refused(
@@ -225,7 +228,7 @@ class Batches:
         op: Op,
         jobs: Sequence[Job],
         error: BaseException,
-        memory: _Memory,
+        batch: Batch,
     ) -> None:
         """The server replied to a call with an error."""
         where = redirect(error, address)
@@ -235,41 +238,41 @@ class Batches:
             if for_good:
                 self.topology.moved(number, found)
             else:
-                memory.asked = {**memory.asked, **dict.fromkeys(jobs, found)}
+                batch.asked = {**batch.asked, **dict.fromkeys(jobs, found)}
         elif code_of(error) == "NOSCRIPT":
-            memory.sources |= {op}
+            batch.sources |= {op}
         elif len(jobs) > 1:
-            memory.alone |= {*jobs}  # one bad key must not take its neighbours down
+            batch.alone |= {*jobs}  # one bad key must not take its neighbours down
         else:
-            self._refused_alone(jobs[0], address, error, memory)
+            self._refused_alone(jobs[0], address, error, batch)
             return
-        memory.jobs += jobs
+        batch.jobs += jobs
 
     def _refused_alone(
-        self, job: Job, address: Address, error: BaseException, memory: _Memory, told: bool = False
+        self, job: Job, address: Address, error: BaseException, batch: Batch, told: bool = False
     ) -> None:
         """``told``: what the server was asked for a reason, and this is it."""
         problem = known(error, shown(address))
         if problem is None and not told:
-            memory.doubtful += ((job, address, error),)
+            batch.doubtful += ((job, address, error),)
             return
         problem = problem or _unknown(error, address)
         if problem.retryable or isinstance(problem, StoreReadOnlyError):
             self.topology.failed(address)  # what we know may be old
         gone = isinstance(problem, StoreReadOnlyError) and not self.topology.located
-        if gone and job not in memory.relocated:
+        if gone and job not in batch.relocated:
             # Behind Sentinel the master may have become a replica: look anew, once.
-            memory.relocated |= {job}
-            memory.jobs.append(job)
+            batch.relocated |= {job}
+            batch.jobs.append(job)
         else:
             self._fail([job], problem, error)
 
-    def _ask_why(self, memory: _Memory) -> Asks:
+    def _ask_why(self, batch: Batch) -> Asks:
         """Find the code of errors that older servers wrap in prose when a script meets them.
 
         A write of nothing is refused for the same reason, with its code as the first word.
         """
-        doubtful, memory.doubtful = memory.doubtful, ()
+        doubtful, batch.doubtful = batch.doubtful, ()
         outcomes = yield [
             Send(address, command(b"SETRANGE", self.options.prefix + job.args[0], b"0", b""))
             for job, address, _ in doubtful
@@ -277,12 +280,12 @@ class Batches:
         for (job, address, error), outcome in zip(doubtful, outcomes, strict=True):
             reply = outcome if isinstance(outcome, BaseException) else outcome[0]
             if isinstance(reply, BaseException):
-                self._refused_alone(job, address, reply, memory, told=True)
-            elif job in memory.doubted:
-                self._refused_alone(job, address, error, memory, told=True)
+                self._refused_alone(job, address, reply, batch, told=True)
+            elif job in batch.doubted:
+                self._refused_alone(job, address, error, batch, told=True)
             else:  # it is over already
-                memory.doubted |= {job}
-                memory.jobs.append(job)
+                batch.doubted |= {job}
+                batch.jobs.append(job)
 
     @staticmethod
     def _fail(jobs: Sequence[Job], error: StoreError, cause: BaseException | None = None) -> None:
@@ -296,9 +299,9 @@ class Batches:
 
     # Replicas
 
-    def _refuse(self, memory: _Memory) -> Asks:
+    def _refuse(self, batch: Batch) -> Asks:
         """Fail what too few replicas confirmed, and try to free the keys that nobody will use."""
-        unconfirmed, memory.unconfirmed = memory.unconfirmed, ()
+        unconfirmed, batch.unconfirmed = batch.unconfirmed, ()
         undo: dict[Address, list[Job]] = {}
         for job, address in unconfirmed:
             owner = job.method.undo(job)

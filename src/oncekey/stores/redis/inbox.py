@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 from collections.abc import Generator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from oncekey._core.drive import adrive, drive
 from oncekey._core.forks import Forking, watch_forks
@@ -22,7 +22,7 @@ from oncekey.stores._waiters import Waiters
 from oncekey.stores.redis.address import Target
 from oncekey.stores.redis.errors import driver
 from oncekey.stores.redis.operations import command
-from oncekey.stores.redis.topology import Address, Topology
+from oncekey.stores.redis.topology import Topology
 
 __all__ = ["AllWaiters", "AsyncInbox", "Inbox"]
 
@@ -49,31 +49,15 @@ class AllWaiters(Waiters):
         super().__init__()
 
 
-class _Open(NamedTuple):
-    """Connect to a server, in place of what was open."""
+class _Step(NamedTuple):
+    """What a listener wants done with its one connection.
 
-    address: Address
+    ``open`` it to an address, in place of what was open; ``write`` a command; ``read`` a reply, for
+    so many seconds, or as long as a server may take; close it and ``pause``.
+    """
 
-
-class _Write(NamedTuple):
-    """Send a command."""
-
-    payload: bytes
-
-
-class _Read(NamedTuple):
-    """Wait for a reply; ``None`` if none comes within ``seconds``, or that is an error."""
-
-    seconds: float | None
-
-
-class _Pause(NamedTuple):
-    """Close, and sleep."""
-
-    seconds: float
-
-
-_Listening = Generator[_Open | _Write | _Read | _Pause, Any, None]
+    what: Literal["open", "write", "read", "pause"]
+    value: Any = None
 
 
 class _Subscription:
@@ -99,23 +83,23 @@ class _Subscription:
         """What to leave with a record: the id, or nothing while the subscription does not stand."""
         return self._id if self._subscribed else b""
 
-    def _listen(self) -> _Listening:
+    def _listen(self) -> Generator[_Step, Any, None]:
         """Subscribe at one server after the other. All are woken when that stands, and falls."""
         channel = self._prefix + b"inbox:" + self._id
         for turn in itertools.count():
             stood = False
             try:
                 masters = self._topology.masters()
-                yield _Open(masters[turn % len(masters)])
-                yield _Write(command(b"SUBSCRIBE", channel))
-                yield _Read(None)
+                yield _Step("open", masters[turn % len(masters)])
+                yield _Step("write", command(b"SUBSCRIBE", channel))
+                yield _Step("read")
                 stood = self._subscribed = True
                 self.waiters.wake_all()  # to leave word
                 while True:
-                    message = yield _Read(QUIET)
+                    message = yield _Step("read", QUIET)
                     if message is None:
-                        yield _Write(command(b"PING"))
-                        message = yield _Read(None)
+                        yield _Step("write", command(b"PING"))
+                        message = yield _Step("read")
                     if message[:2] == [b"message", channel]:
                         self.waiters.wake(bytes(message[2]))
             except self._broken:
@@ -123,7 +107,7 @@ class _Subscription:
             finally:
                 self._subscribed = False
                 self.waiters.wake_all()  # they may have missed something: let them look
-            yield _Pause(0.05 if stood else PAUSE)
+            yield _Step("pause", 0.05 if stood else PAUSE)
 
 
 class _Ended(BaseException):
@@ -183,21 +167,21 @@ class Inbox(_Subscription, Forking):
         finally:
             self._close_connection()
 
-    def _step(self, step: Any) -> Any:
+    def _step(self, step: _Step) -> Any:
         if self._ended.is_set():
             raise _Ended
-        if isinstance(step, _Read):
-            if step.seconds and not self._connection.can_read(timeout=step.seconds):
+        what, value = step
+        if what == "read":
+            if value and not self._connection.can_read(timeout=value):
                 return None
             return self._connection.read_response()
-        if isinstance(step, _Write):
-            return self._connection.send_packed_command([step.payload], check_health=False)
+        if what == "write":
+            return self._connection.send_packed_command([value], check_health=False)
         self._close_connection()
-        if isinstance(step, _Pause):
-            self._ended.wait(step.seconds)
+        if what == "open":
+            self._connection = self._target.connection(value, False, self._target.timeout)
         else:
-            timeout = self._target.timeout
-            self._connection = self._target.connection(step.address, False, timeout)
+            self._ended.wait(value)
         return None
 
     def _close_connection(self) -> None:
@@ -229,21 +213,20 @@ class AsyncInbox(_Subscription):
         finally:
             await self._close_connection()
 
-    async def _step(self, step: Any) -> Any:
-        if isinstance(step, _Read) and step.seconds:
-            return await self._connection.read_response(timeout=step.seconds)
-        if isinstance(step, _Read | _Write):
+    async def _step(self, step: _Step) -> Any:
+        what, value = step
+        if what == "read" and value:
+            return await self._connection.read_response(timeout=value)
+        if what in ("read", "write"):
             async with asyncio.timeout(self._target.timeout):
-                if isinstance(step, _Read):
+                if what == "read":
                     return await self._connection.read_response()
-                return await self._connection.send_packed_command(
-                    [step.payload], check_health=False
-                )
+                return await self._connection.send_packed_command([value], check_health=False)
         await self._close_connection()
-        if isinstance(step, _Pause):
-            await asyncio.sleep(step.seconds)
+        if what == "open":
+            self._connection = self._target.connection(value, False, None)
         else:
-            self._connection = self._target.connection(step.address, False, None)
+            await asyncio.sleep(value)
         return None
 
     async def _close_connection(self) -> None:

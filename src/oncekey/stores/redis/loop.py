@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from oncekey.errors import StoreClosedError
 from oncekey.stores._batching import MAX_BATCH, Job
 from oncekey.stores.redis.address import Target
-from oncekey.stores.redis.batch import Batches
+from oncekey.stores.redis.batch import Batch, Batches
 from oncekey.stores.redis.errors import UnsentError, driver
 from oncekey.stores.redis.operations import CLAIM, RELEASE, Op
 from oncekey.stores.redis.topology import Address, Asks, Replies, Send
@@ -51,18 +50,18 @@ class _Lane:
         self.alone = True  # whether the last batch was one call
 
 
-class _Batch:
+class _Batch(Batch):
     """Calls under way, and the replies that are there already."""
 
-    __slots__ = ("calls", "deadline", "due", "flow", "lane", "outcomes")
+    flow: Asks
+    outcomes: Any = None
+    due = 0  # replies that are to come
 
-    def __init__(self, lane: _Lane, calls: list[_Call], flow: Asks, deadline: float) -> None:
-        self.lane = lane
+    def __init__(self, lane: _Lane, calls: list[_Call], deadline: float) -> None:
+        self.jobs = [*calls]
         self.calls = calls
-        self.flow = flow
+        self.lane = lane
         self.deadline = deadline
-        self.outcomes: Any = None
-        self.due = 0
 
 
 class LoopLanes:
@@ -81,7 +80,6 @@ class LoopLanes:
         self._idle: asyncio.Future[None] | None = None
         self._farewell: AsyncGenerator[None, None] | None = None
         self._closing: list[Callable[[], Awaitable[None]]] = [self._close_wires]
-        self._closed = False
         exceptions = driver().exceptions
         self._slow = (exceptions.TimeoutError, TimeoutError)
         self._broken = (exceptions.RedisError, OSError, TimeoutError)
@@ -94,11 +92,6 @@ class LoopLanes:
 
     def submit(self, op: Op, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Run a call in the next batch of its lane; the future is done when that is."""
-        if self._closed:
-            raise StoreClosedError("this Redis store is closed: connect again")
-        return self._add(op, args)
-
-    def _add(self, op: Op, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         name = self._batches.lane(args[0]) if self._batches.topology.sharded else None
         lane = self._lanes.get(name) or self._lanes.setdefault(name, _Lane())
@@ -118,17 +111,22 @@ class LoopLanes:
             size = len(lane.queue)
             if lane.flying and size < SPLIT:
                 return
-            if not lane.flying and size >= 2 * SPLIT:
-                size //= 2
-            size = min(size, MAX_BATCH)
+            if size >= 2 * SPLIT:
+                size = min(size if lane.flying else size // 2, MAX_BATCH)
             calls, lane.queue = lane.queue[:size], lane.queue[size:]
             lane.alone = size == 1
             lane.flying += 1
-            deadline = self._loop.time() + self._patience
-            self._advance(_Batch(lane, calls, self._batches.run([*calls]), deadline))
+            batch = _Batch(lane, calls, self._loop.time() + self._patience)
+            batch.flow = self._batches.run(batch)
+            self._advance(batch)
 
-    def _advance(self, batch: _Batch) -> None:
-        """Hand the flow what came, and send what it wants sent next."""
+    def _advance(self, batch: _Batch, number: int = 0, replies: Replies | None = None) -> None:
+        """Take replies; when all are there, hand them to the flow and send what it wants next."""
+        if batch.due:
+            batch.outcomes[number] = replies
+            batch.due -= 1
+            if batch.due:
+                return
         try:
             sends = batch.flow.send(batch.outcomes)
         except StopIteration:
@@ -153,13 +151,7 @@ class LoopLanes:
         if self._watch_at is None or until < self._watch_at:
             self._watch_at = until
             self._loop.call_at(until, self._watch)
-        wire.send(send, partial(self._took, batch, number), until)
-
-    def _took(self, batch: _Batch, number: int, replies: Replies) -> None:
-        batch.outcomes[number] = replies
-        batch.due -= 1
-        if not batch.due:
-            self._advance(batch)
+        wire.send(send, partial(self._advance, batch, number), until)
 
     def _finish(self, batch: _Batch, problem: Exception | None) -> None:
         """Hand out what came of a batch, and plan the next."""
@@ -190,7 +182,7 @@ class LoopLanes:
         """
         if call.method is CLAIM and CLAIM.changed(call):
             digest, _, owner, _ = call.args
-            released = self._add(RELEASE, (digest, None, owner, call.result.fence))
+            released = self.submit(RELEASE, (digest, None, owner, call.result.fence))
             released.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
@@ -214,9 +206,9 @@ class LoopLanes:
                     connection = self._target.connection(send.address, send.sentinel, None)
                     wire = self._wires[send.address] = await open_wire(connection, self._forget)
         except self._slow:
-            self._took(batch, number, UnsentError(f"no connection within {self._patience:g} s"))
+            self._advance(batch, number, UnsentError(f"no connection within {self._patience:g} s"))
         except self._broken as error:
-            self._took(batch, number, error)
+            self._advance(batch, number, error)
         except BaseException:  # the loop is being shut down
             for call in batch.calls:
                 call.future.cancel()
@@ -265,7 +257,6 @@ class LoopLanes:
 
     async def aclose(self) -> None:
         """Finish what is queued, then close the connections."""
-        self._closed = True
         while self._busy:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)

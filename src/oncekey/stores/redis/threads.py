@@ -18,7 +18,7 @@ from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError
 from oncekey.stores._batching import Job, ThreadBatch
 from oncekey.stores.redis.address import Target
-from oncekey.stores.redis.batch import Batches
+from oncekey.stores.redis.batch import Batch, Batches
 from oncekey.stores.redis.errors import UnsentError, driver
 from oncekey.stores.redis.operations import NOW, Op
 from oncekey.stores.redis.topology import Address, Replies, Send
@@ -80,7 +80,7 @@ class _Lane(Forking):
                 job.error = StoreClosedError("this Redis store is closed: connect again")
             return
         deadline = time.monotonic() + self._patience
-        drive(self._batches.run(list(jobs)), partial(self._exchange, deadline))
+        drive(self._batches.run(Batch(list(jobs))), partial(self._exchange, deadline))
 
     def _exchange(self, deadline: float, sends: Sequence[Send]) -> list[Replies]:
         """Write to every server, then read from every server."""

@@ -82,10 +82,12 @@ class Topology:
     Attributes:
         sharded: Whether one call can't touch several keys.
         located: Whether the servers are known. If not, ``locate`` finds them.
+        only: The one server that has all keys, if there is one and it is known.
     """
 
     sharded = False
     located = True
+    only: Address | None = None
 
     def locate(self) -> Asks:
         """Find the servers.
@@ -96,8 +98,14 @@ class Topology:
         raise NotImplementedError
 
     def route(self, key: bytes) -> Address:
-        """The server of a key."""
-        raise NotImplementedError
+        """The server of a key.
+
+        Raises:
+            StoreUnavailableError: It is not known.
+        """
+        if self.only is None:
+            raise StoreUnavailableError("the master that Sentinel names is not known: try again")
+        return self.only
 
     def lane(self, key: bytes) -> Address | None:
         """Whose calls may wait for each other: those of one server. ``None``: of all of them."""
@@ -105,7 +113,7 @@ class Topology:
 
     def masters(self) -> list[Address]:
         """Every server that holds keys."""
-        raise NotImplementedError
+        return [self.route(b"")]
 
     def failed(self, address: Address) -> None:
         """A server did not answer, or is not what it was: look anew before the next call."""
@@ -122,13 +130,7 @@ class Single(Topology):
     """One server."""
 
     def __init__(self, address: Address) -> None:
-        self.address = address
-
-    def route(self, key: bytes) -> Address:
-        return self.address
-
-    def masters(self) -> list[Address]:
-        return [self.address]
+        self.only = address
 
 
 class Sentinels(Topology):
@@ -139,7 +141,6 @@ class Sentinels(Topology):
     def __init__(self, seeds: Sequence[Address], service: str) -> None:
         self.seeds = list(seeds)
         self.service = service
-        self.address: Address | None = None
 
     def locate(self) -> Asks:
         ask = command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
@@ -150,7 +151,7 @@ class Sentinels(Topology):
             if isinstance(reply, BaseException):
                 problem = unreachable(reply, shown(seed))
             elif isinstance(reply, list) and len(reply) == 2:
-                self.address = (reply[0].decode(), int(reply[1]))
+                self.only = (reply[0].decode(), int(reply[1]))
                 self.located = True
                 self.seeds.remove(seed)
                 self.seeds.insert(0, seed)  # this one answers: ask it first next time
@@ -162,18 +163,9 @@ class Sentinels(Topology):
             "and that the service has this name"
         ) from problem
 
-    def route(self, key: bytes) -> Address:
-        address = self.address
-        if address is None:
-            raise StoreUnavailableError(f"the master of {self.service!r} is not known: try again")
-        return address
-
-    def masters(self) -> list[Address]:
-        return [self.route(b"")]
-
     def failed(self, address: Address) -> None:
         self.located = False
-        self.address = None
+        self.only = None
 
 
 class Cluster(Topology):
