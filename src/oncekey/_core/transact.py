@@ -44,7 +44,7 @@ from oncekey._core.transaction_flow import (
 )
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
 from oncekey.drivers import is_drivers
-from oncekey.drivers._deadlines import Deadline, Late, alimited, call_in_time, in_time
+from oncekey.drivers._deadlines import Deadline, Late, acall_in_time, call_in_time, in_time
 from oncekey.errors import (
     OncekeyError,
     TransactionRefusedError,
@@ -159,8 +159,9 @@ class AsyncTransaction(Block):
         try:
             if deadline is None:
                 return await step[0](*step[1:])
-            limit = in_time(deadline) if connection is None else alimited(connection.raw, deadline)
-            async with limit:
+            if connection is not None:
+                return await acall_in_time(connection.raw, deadline, *step)
+            async with in_time(deadline):
                 return await step[0](*step[1:])
         except OncekeyError:
             raise

@@ -20,6 +20,7 @@ __all__ = [
     "Attempts",
     "Deadline",
     "Late",
+    "acall_in_time",
     "alimited",
     "call_in_time",
     "check_timeout",
@@ -179,6 +180,32 @@ async def alimited(connection: Any, deadline: Deadline | None) -> AsyncIterator[
             raise
         end(connection)
         raise Late from None
+
+
+async def acall_in_time(
+    connection: Any, deadline: Deadline, call: Callable[..., Awaitable[Any]], *args: Any
+) -> Any:
+    """Make one call and await it; one that is late ends its connection. See ``alimited``."""
+    if to_driver(connection) != "asyncpg":
+        async with alimited(connection, deadline):
+            return await call(*args)
+    # Whatever waits on a connection of asyncpg learns of its end at once: no need to cancel it.
+    late = False
+
+    def give_up() -> None:
+        nonlocal late
+        late = True
+        end(connection)
+
+    timer = asyncio.get_running_loop().call_later(deadline.left(), give_up)
+    try:
+        return await call(*args)
+    except Exception:
+        if late:
+            raise Late from None
+        raise
+    finally:
+        timer.cancel()
 
 
 class Attempts:

@@ -37,7 +37,7 @@ __all__ = ["Source", "sync_source"]
 
 LANES: Final = ("claim", "settle", "other")
 CONNECT_SECONDS: Final = 10  # for one host; a call itself waits no longer than its deadline
-SPARE: Final = 8  # connections that wait for the next transaction
+SPARE: Final = 32  # connections that wait for the next transaction
 
 # A machine that vanishes within a transaction must not keep its key for as long as the server's
 # system believes in the connection, which is hours. What the server's owner has set stays.
