@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncekey import MemoryBackend, MemoryStore, SQLiteStore
+    from oncekey import AsyncMemoryStore, MemoryStore, SQLiteStore
     from oncekey.testing import ManualClock
 
 __all__ = [
@@ -40,11 +40,11 @@ def oncekey_store(oncekey_clock: ManualClock) -> Iterator[MemoryStore]:
 
 
 @pytest.fixture
-def oncekey_async_store(oncekey_clock: ManualClock) -> MemoryBackend:
+def oncekey_async_store(oncekey_clock: ManualClock) -> AsyncMemoryStore:
     """An empty memory store on ``oncekey_clock``, for async code."""
-    from oncekey import MemoryBackend
+    from oncekey import AsyncMemoryStore
 
-    return MemoryBackend(clock=oncekey_clock)  # holds nothing that has to be closed
+    return AsyncMemoryStore(clock=oncekey_clock)  # holds nothing that has to be closed
 
 
 @pytest.fixture

@@ -185,8 +185,8 @@ def capabilities_response(
         sections: More of the answer: ``account=...``, ``media_buy=...``.
 
     Example:
-        >>> from oncekey import IdempotencyStore, MemoryBackend
-        >>> store = IdempotencyStore(MemoryBackend())
+        >>> from oncekey import IdempotencyStore, AsyncMemoryStore
+        >>> store = IdempotencyStore(AsyncMemoryStore())
         >>> capabilities_response(["media_buy"], idempotency=store)["adcp"]["idempotency"]
         {'supported': True, 'replay_ttl_seconds': 86400}
     """
