@@ -69,6 +69,18 @@ def test_an_older_name_is_the_newer_one(old: str, new: str) -> None:
         assert getattr(one, name) is getattr(other, name), name
 
 
+@pytest.mark.parametrize("old", [old for old, _ in OLDER])
+def test_pages_and_examples_use_newer_names(old: str) -> None:
+    """Only the page of names, and what is said about the ``adcp`` package, has older ones."""
+    word = re.compile(rf"\b{re.escape(old.rpartition('.')[2] if old.count('.') == 1 else old)}\b")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    for page in pages:
+        if page.name == "names.md" or page.parent.name == "adr":
+            continue
+        lines = [line for line in page.read_text("utf-8").splitlines() if word.search(line)]
+        assert [line for line in lines if "`adcp." not in line] == [], page
+
+
 @pytest.mark.parametrize("name", PROMISED.split())
 def test_promised_names_can_be_imported(name: str) -> None:
     """Whoever knows the older names finds them, by the page too."""
