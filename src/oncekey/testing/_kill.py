@@ -90,16 +90,23 @@ class Kill:
     def put_at_completion(self, store: Any) -> None:
         """Set the trap where ``store`` is told of an outcome, in a transaction or not."""
         self.put(store, "complete")
-        make = getattr(store, "hand", None)
-        if make is not None:
+        make = getattr(store, "records", None)  # what is told of it inside a transaction
+        if make is None:
+            return
 
-            def hand(on: Any) -> Any:
-                made = make(on)
-                if not self.happened:
-                    self.put(made, "complete")
-                return made
+        def trapped(made: Any) -> Any:
+            if not self.happened:
+                self.put(made, "complete")
+            return made
 
-            self._replace(store, "hand", hand)
+        async def later(made: Any) -> Any:
+            return trapped(await made)
+
+        def records() -> Any:
+            made = make()
+            return later(made) if inspect.isawaitable(made) else trapped(made)
+
+        self._replace(store, "records", records)
 
     def undo(self) -> None:
         """Take the traps away."""
