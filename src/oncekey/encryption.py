@@ -18,7 +18,7 @@ from typing import Any, Final, overload
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, PolicyError, StoreConfigError, StoreCorruptError
 from oncekey.signatures.keypairs import MissingCryptographyError
-from oncekey.stores._sealed import VERSION, AsyncEncryptedStore, EncryptedStore, sealed_store
+from oncekey.stores._encrypted import VERSION, AsyncEncryptedStore, EncryptedStore, encrypted_store
 
 __all__ = ["AsyncEncryptedStore", "EncryptedStore", "Keyring", "encrypted"]
 
@@ -193,4 +193,4 @@ def encrypted(
             f"only a store can be encrypted, got {type(store).__name__}: pass connect(url) or "
             "aconnect(url); a backend with only get and put has to encrypt for itself"
         )
-    return sealed_store(store, keyring, allow_plain)
+    return encrypted_store(store, keyring, allow_plain)

@@ -37,7 +37,7 @@ from oncekey import (
     WebhookDedupStore,
     current_claim,
 )
-from oncekey._core.payload import fingerprint as fingerprint_of
+from oncekey._core.fingerprint import fingerprint as fingerprint_of
 from oncekey.abc import (
     AsyncStore,
     AsyncSweepable,

@@ -124,7 +124,7 @@ def test_processes_agree_after_a_store_was_emptied() -> None:
     store.clear()
     new = run(two.get(), store)
     assert (run(one.get(), store), new == old) == (old, False)  # its time is not up
-    one._until = 0.0
+    one.until = 0.0
     assert run(one.get(), store) == new
 
 

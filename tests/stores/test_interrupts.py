@@ -22,7 +22,7 @@ from oncekey import (
     drivers,
     guard,
 )
-from oncekey._core import call, drive, flows, heartbeat, transact, transaction_flow
+from oncekey._core import block, call, drive, flows, heartbeat, transact, transaction_flow
 from oncekey._core.flows import new_owner
 from oncekey.abc import Store
 from oncekey.drivers import sqlite as sqlite_driver
@@ -44,7 +44,7 @@ __all__ = ["_plain_server", "redis_server"]
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 WAIT = 60  # seconds after which a hang is one; nothing waits for it
 SHARED = (_batching, call, drive, flows, heartbeat, _waiters)
-FILE = (*SHARED, guard, sqlite_store, database, files)
+FILE = (*SHARED, block, guard, sqlite_store, database, files)
 OWN = (transact, transaction_flow, drive, drivers, sqlite_driver, transactions, lending)
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from oncekey._core import calls, waiters
-from oncekey._core.calls import PendingCall
+from oncekey._core import notes, waiters
 from oncekey._core.drive import Flow, Op, Pause
+from oncekey._core.notes import PendingCall
 from oncekey.errors import ClaimLostError, StoreError, StoreTimeoutError
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Terms, Verdict
@@ -180,7 +180,7 @@ class Claim:
             43
         """
         tenant = str(getattr(self.home(), "tenant", ""))
-        return calls.derived_key(self.key, tenant, provider, secret)
+        return notes.derived_key(self.key, tenant, provider, secret)
 
     def before_call(self, provider: str, request_id: str) -> None:
         """Note, before you make it, a call that can't be undone. The note outlives a crash.
@@ -200,11 +200,11 @@ class Claim:
             TransactionRefusedError: A transaction on SQLite holds its only writer.
             BackendMismatchError: The store is asynchronous: use ``abefore_call``.
         """
-        calls.before_call(self, provider, request_id)
+        notes.before_call(self, provider, request_id)
 
     async def abefore_call(self, provider: str, request_id: str) -> None:
         """``before_call`` for a claim in an asynchronous store."""
-        await calls.abefore_call(self, provider, request_id)
+        await notes.abefore_call(self, provider, request_id)
 
     def pending_calls(self) -> list[PendingCall]:
         """The calls that earlier attempts of this key have noted, in their order.
@@ -215,11 +215,11 @@ class Claim:
             StoreError: They could not be read.
             BackendMismatchError: The store is asynchronous: use ``apending_calls``.
         """
-        return calls.pending_calls(self)
+        return notes.pending_calls(self)
 
     async def apending_calls(self) -> list[PendingCall]:
         """``pending_calls`` for a claim in an asynchronous store."""
-        return await calls.apending_calls(self)
+        return await notes.apending_calls(self)
 
 
 CURRENT: ContextVar[Claim] = ContextVar("oncekey_claim")

@@ -25,10 +25,10 @@ from oncekey._core.call import (
 )
 from oncekey._core.codec import Codec
 from oncekey._core.drive import Pause, adrive, drive
+from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import (
     Plan,
 )
-from oncekey._core.payload import fingerprint
 from oncekey._core.transaction_flow import (
     Ask,
     Block,

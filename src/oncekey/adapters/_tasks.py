@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from oncekey._core.blueprint import KeySource
+from oncekey._core.binding import KeySource
 from oncekey._core.transact import check_transactional
 from oncekey.errors import (
     IdempotencyInFlightError,
@@ -65,14 +65,14 @@ def guarded_task(
         left_out = {ignore} if isinstance(ignore, str) else set(ignore)
         if callable(function) and "self" in inspect.signature(function).parameters:
             left_out.add("self")  # of a bound task, of which there is one
-        blueprint = once._blueprint(function, key, left_out, options, name)
+        binding = once.bind(function, key, left_out, options, name)
         if isinstance(once, AsyncOnce):
 
             @functools.wraps(function)
             async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                 work = _Work(function, args, kwargs)
                 try:
-                    job = blueprint.job(args, kwargs)
+                    job = binding.job(args, kwargs)
                     return (await run(job, work, transactional, on)).value
                 except IdempotencyInFlightError as error:
                     if work.begun or isinstance(error, IdempotencyRecursionError):
@@ -85,7 +85,7 @@ def guarded_task(
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             work = _Work(function, args, kwargs)
             try:
-                return run(blueprint.job(args, kwargs), work, transactional, on).value
+                return run(binding.job(args, kwargs), work, transactional, on).value
             except IdempotencyInFlightError as error:
                 if work.begun or isinstance(error, IdempotencyRecursionError):
                     raise

@@ -29,7 +29,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from oncekey._core.blueprint import KeySource
+from oncekey._core.binding import KeySource
 from oncekey.adapters._tasks import InFlight, guarded_task
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import BackendMismatchError, IdempotencyInFlightError

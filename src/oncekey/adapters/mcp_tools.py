@@ -120,17 +120,17 @@ def once_tool(
                 f"{function.__name__} has no arguments to tell its calls apart by: give it one, "
                 "such as an idempotency_key"
             )
-        blueprint = once._blueprint(function, parts, ignored, options, name)
+        binding = once.bind(function, parts, ignored, options, name)
         # Tools that share a scope still differ: arguments alone don't say what is to be done.
-        named = (blueprint.scope.kind, *blueprint.scope.parts, "tool", function.__name__)
+        named = (binding.scope.kind, *binding.scope.parts, "tool", function.__name__)
 
         def job(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
-            made = blueprint.job(args, kwargs)
-            given = blueprint.signature.bind(*args, **kwargs).arguments.get(context or "")
+            made = binding.job(args, kwargs)
+            given = binding.signature.bind(*args, **kwargs).arguments.get(context or "")
             who = client(given)
             if not who:
                 raise InvalidKeyError(
-                    f"{blueprint.operation} needs an authenticated client: switch the server's "
+                    f"{binding.operation} needs an authenticated client: switch the server's "
                     "auth on, or pass client= to once_tool, on stdio client=lambda context: 'local'"
                 )
             scope = Scope(*named, check_text(who, "client"))

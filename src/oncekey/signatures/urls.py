@@ -48,7 +48,7 @@ class SignedUrl:
         self.public_url = _checked_url(public_url)
         self._hosts = _checked_hosts(allowed_hosts)
         if signed and not public_url and not self._hosts:
-            from oncekey._core.placed import users_level
+            from oncekey._core.placement import users_level
 
             warnings.warn(
                 f"{title} signs the URL, and its host is what the Host header says: a delivery "

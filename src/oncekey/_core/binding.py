@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from oncekey._core.call import Job
 from oncekey._core.codec import Codec
+from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import Plan
-from oncekey._core.payload import fingerprint
-from oncekey._core.placed import users_level
+from oncekey._core.placement import users_level
 from oncekey.errors import InvalidKeyError
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import Policy
 
 __all__ = [
-    "Blueprint",
+    "Binding",
     "KeySource",
     "PerCallKeyWarning",
     "block_scope",
@@ -125,7 +125,7 @@ def _follow(value: Any, path: list[str], what: str) -> Any:
     return value
 
 
-class Blueprint:
+class Binding:
     """How calls of one function become keys and payloads."""
 
     def __init__(

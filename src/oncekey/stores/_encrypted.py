@@ -30,7 +30,7 @@ from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.models import ClaimReply, Key, Record, Scope, Terms, Verdict
 from oncekey.stores._answers import Answers
 
-__all__ = ["VERSION", "AsyncEncryptedStore", "EncryptedStore", "sealed_store"]
+__all__ = ["VERSION", "AsyncEncryptedStore", "EncryptedStore", "encrypted_store"]
 
 VERSION: Final = b"\xe1"
 """What a sealed answer starts with. No other does: their tags are letters."""
@@ -309,7 +309,7 @@ class _Marking(_Around, Markable):
 
 class _Timed(_Around, ClockInjectable):
     def with_clock(self, clock: Clock) -> Any:
-        return sealed_store(self.store.with_clock(clock), self.keyring, self._allow_plain)
+        return encrypted_store(self.store.with_clock(clock), self.keyring, self._allow_plain)
 
 
 class _Transacts(_Around):
@@ -370,7 +370,7 @@ def _kind(base: type, powers: tuple[type, ...]) -> Any:
     return type(base.__name__, (*powers, base), {"__doc__": base.__doc__, "__module__": __name__})
 
 
-def sealed_store(
+def encrypted_store(
     store: Store | AsyncStore, keyring: Ring, allow_plain: bool
 ) -> EncryptedStore | AsyncEncryptedStore:
     """A store around ``store``, that can do what it can."""

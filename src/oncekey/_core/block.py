@@ -1,0 +1,173 @@
+"""A guarded block: what ``with once.guard(...)`` and ``async with`` enter and leave."""
+
+from __future__ import annotations
+
+import weakref
+from contextvars import Token
+from types import TracebackType
+from typing import Any
+
+from oncekey._core import call as engine
+from oncekey._core.flows import Claim
+from oncekey._core.heartbeat import Beat
+from oncekey._core.notes import PendingCall
+from oncekey.abc import AsyncStore, Store
+
+__all__ = ["AsyncBlock", "Block", "OpenClaim"]
+
+
+class OpenClaim:
+    """What ``guard()`` hands out: the claim, or the answer that is already there.
+
+    Attributes:
+        replayed: The work was done before; ``answer`` is what it gave. After the block also: a
+            worker that took the key over was done first, and its outcome counts.
+        answer: The stored answer, or what was set in this block.
+    """
+
+    def __init__(self, claim: Claim | None, answer: Any = None) -> None:
+        self.claim = claim
+        self.replayed = claim is None
+        self.answer = answer
+
+    @property
+    def fence(self) -> int:
+        """Rises with every claim of the key. 0 on a replay."""
+        return self.claim.fence if self.claim is not None else 0
+
+    @property
+    def attempts(self) -> int:
+        """How many claims of the key were won so far. 0 on a replay."""
+        return self.claim.attempts if self.claim is not None else 0
+
+    @property
+    def takeover(self) -> bool:
+        """Whether an earlier worker died or hung with this key in hand."""
+        return self.claim is not None and self.claim.takeover
+
+    @property
+    def lost(self) -> bool:
+        """Whether another worker has taken the key over."""
+        return self.claim is not None and self.claim.lost
+
+    def check(self) -> None:
+        """Raise ``ClaimLostError`` if another worker has taken the key over."""
+        if self.claim is not None:
+            self.claim.check()
+
+    def downstream_key(self, provider: str, secret: bytes | str | None = None) -> str:
+        """See ``Claim.downstream_key``."""
+        return self._held().downstream_key(provider, secret)
+
+    def before_call(self, provider: str, request_id: str) -> None:
+        """See ``Claim.before_call``."""
+        self._held().before_call(provider, request_id)
+
+    async def abefore_call(self, provider: str, request_id: str) -> None:
+        """See ``Claim.abefore_call``."""
+        await self._held().abefore_call(provider, request_id)
+
+    def pending_calls(self) -> list[PendingCall]:
+        """See ``Claim.pending_calls``."""
+        return self._held().pending_calls()
+
+    async def apending_calls(self) -> list[PendingCall]:
+        """See ``Claim.apending_calls``."""
+        return await self._held().apending_calls()
+
+    def _settle(self, result: engine.Result) -> None:
+        """Take the official outcome: another worker's, if this one was fenced off."""
+        self.answer, self.replayed = result
+
+    def _held(self) -> Claim:
+        if self.claim is None:
+            raise LookupError(
+                "the work was done before, so there is no call to make: look at "
+                "claim.replayed first"
+            )
+        return self.claim
+
+
+class Block:
+    """A block on a sync store."""
+
+    def __init__(self, store: Store, job: engine.Job) -> None:
+        self._store = store
+        self._job = job
+        self._open: OpenClaim | None = None
+        self._beat: Beat | None = None
+        self._token: Token[Claim] | None = None
+
+    def __enter__(self) -> OpenClaim:
+        job = self._job
+        claim = engine.open_claim(self._store, job)
+        if isinstance(claim, Claim):
+            try:
+                self._beat = Beat(self._store, claim, job.plan)
+                self._beat.__enter__()
+                claim.block = weakref.ref(self)
+                self._token = engine.CURRENT.set(claim)
+                self._open = OpenClaim(claim)
+                return self._open
+            except BaseException as error:  # interrupted: the block will not run
+                engine.give_up(self._store, job, claim, error)
+                raise
+        return OpenClaim(None, job.replay(claim))
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened = self._open
+        if opened is None or opened.claim is None or self._beat is None:
+            return
+        opened.claim.ended = True
+        if self._token is not None:
+            engine.CURRENT.reset(self._token)
+        if exc is not None:
+            engine.give_up(self._store, self._job, opened.claim, exc)
+        else:
+            opened._settle(engine.record(self._store, self._job, opened.claim, opened.answer))
+
+
+class AsyncBlock:
+    """A block on an async store."""
+
+    def __init__(self, store: AsyncStore, job: engine.Job) -> None:
+        self._store = store
+        self._job = job
+        self._open: OpenClaim | None = None
+        self._guarded: Any = None
+
+    async def __aenter__(self) -> OpenClaim:
+        job = self._job
+        claim = await engine.aopen_claim(self._store, job)
+        if isinstance(claim, Claim):
+            self._guarded = engine.guarded(self._store, job, claim)
+            await self._guarded.__aenter__()
+            self._open = OpenClaim(claim)
+            return self._open
+        return OpenClaim(None, job.replay(claim))
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened = self._open
+        if opened is None or opened.claim is None:
+            return
+        if exc is None:
+            await self._guarded.__aexit__(None, None, None)
+            opened._settle(
+                await engine.arecord(self._store, self._job, opened.claim, opened.answer)
+            )
+            return
+        try:
+            await self._guarded.__aexit__(exc_type, exc, traceback)
+        finally:
+            if not isinstance(exc, GeneratorExit):  # then nothing can be awaited any more
+                await engine.agive_up(self._store, self._job, opened.claim, exc)
