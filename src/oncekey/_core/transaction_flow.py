@@ -180,12 +180,6 @@ Steps = Generator[Step, Any, T]
 
 _BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
 _CONFLICT: Final = ClaimReply(Verdict.CONFLICT, 0, 0, 0, None)
-_KINDS: Final = {
-    Verdict.REPLAY: EventKind.REPLAY,
-    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
-    Verdict.CONFLICT: EventKind.CONFLICT,
-    Verdict.EXPIRED: EventKind.EXPIRED,
-}
 
 
 class Block:
@@ -266,7 +260,9 @@ class Block:
             jittered = look * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
             yield Pause(key, min(jittered, left))
             look = min(look * 2, store.poll_seconds)
-        self._tell(_KINDS[reply.verdict], begun, reply.fence, reply.attempts)
+        if listening():
+            kind = EventKind(reply.verdict.value)  # they have the same names
+            self._tell(kind, begun, reply.fence, reply.attempts)
         return reply
 
     def _check_nesting(self) -> None:
@@ -341,7 +337,8 @@ class Block:
         claim.leased_at = float("inf")  # held by the transaction, not by a lease
         self._claim = claim
         kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
-        self._tell(kind, begun, reply.fence, reply.attempts)
+        if listening():
+            self._tell(kind, begun, reply.fence, reply.attempts)
         return reply
 
     def _opened(self, reply: ClaimReply) -> Tx:
@@ -466,13 +463,13 @@ class Block:
         in_hand.give(self._store, self._digest, self._hold)
         if self._connection is None or not self._connection.joined:
             self._store.settled_here(self._job.key)  # else nothing is before the caller commits
-        self._tell(kind, claim.started, claim.fence, claim.attempts)
+        if listening():
+            self._tell(kind, claim.started, claim.fence, claim.attempts)
 
     def _tell(self, kind: EventKind, begun: float, fence: int, attempts: int) -> None:
-        if listening():
-            job = self._job
-            spent = job.plan.monotonic() - begun
-            emit(kind, job.key, job.operation, duration=spent, fence=fence, attempts=attempts)
+        job = self._job
+        spent = job.plan.monotonic() - begun
+        emit(kind, job.key, job.operation, duration=spent, fence=fence, attempts=attempts)
 
     def _raise(self, error: Exception, deadline: Deadline | None) -> NoReturn:
         """Raise what an error of a driver means.

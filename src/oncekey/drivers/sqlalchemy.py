@@ -57,6 +57,11 @@ def _close(thing: Any) -> Any:
     return thing.close()
 
 
+def _within(_: Any, call: Callable[..., Any], *args: Any) -> Any:
+    """Make a call where SQLAlchemy can wait in it: it passes its sync session, which we have."""
+    return call(*args)
+
+
 class AlchemyConnection(DriverConnection):
     """A ``Session`` or ``Connection``, or their async form: the same, run as they run it."""
 
@@ -69,6 +74,7 @@ class AlchemyConnection(DriverConnection):
                     "this AsyncConnection was not started: use 'async with engine.connect()'"
                 )
         self._on = on
+        self._run: tuple[Any, ...] = (self.target.run_sync, _within) if awaits else ()
         bind = on if hasattr(on, "exec_driver_sql") else on.get_bind()
         self.flavour = bind.dialect.name
         self._driver = bind.dialect.driver
@@ -76,17 +82,12 @@ class AlchemyConnection(DriverConnection):
             with contextlib.suppress(Exception):  # it has failed, and begin says so
                 self.raw = self._connection().connection.driver_connection
 
-    def _call(self, call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        if self.awaits:
-            return self.target.run_sync, lambda _: call(*args)
-        return call, *args
-
     def _connection(self) -> Any:
         on = self._on
         return on if hasattr(on, "exec_driver_sql") else on.connection()
 
     def begin(self) -> Calls[None]:
-        yield self._call(self._begin)
+        yield *self._run, self._begin
 
     def _begin(self) -> None:
         on = self._on
@@ -112,7 +113,7 @@ class AlchemyConnection(DriverConnection):
             self._stack.append(on.begin_nested())
 
     def execute(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
-        rows: list[Any] = yield self._call(self._rows, sql, args)
+        rows: list[Any] = yield *self._run, self._rows, sql, args
         return rows
 
     def _rows(self, sql: str, args: list[Any]) -> list[Any]:
@@ -124,7 +125,7 @@ class AlchemyConnection(DriverConnection):
         return list(result.fetchall()) if result.returns_rows else []
 
     def must_be_open(self) -> None:
-        if not self.awaits:  # there it is looked at in the commit, which may wait
+        if not self.awaits:  # there only the commit may look, as it may have to wait
             self._check_open()
 
     def _check_open(self) -> None:
@@ -138,7 +139,7 @@ class AlchemyConnection(DriverConnection):
 
     def flush(self) -> Calls[None]:
         if hasattr(self._on, "flush"):
-            yield self._call(self._flush)
+            yield *self._run, self._flush
 
     def _flush(self) -> None:
         for block in self._stack:
@@ -147,16 +148,16 @@ class AlchemyConnection(DriverConnection):
         self._on.flush()
 
     def savepoint(self) -> Calls[None]:
-        yield self._call(self._savepoint)
+        yield *self._run, self._savepoint
 
     def _savepoint(self) -> None:
         self._stack.append(self._on.begin_nested())
 
     def undo(self) -> Calls[None]:
-        yield self._call(self._stack.pop().rollback)
+        yield *self._run, self._stack.pop().rollback
 
     def commit(self) -> Calls[None]:
-        yield self._call(self._commit)
+        yield *self._run, self._commit
         yield from self._give_back()
 
     def _commit(self) -> None:
@@ -173,7 +174,7 @@ class AlchemyConnection(DriverConnection):
     def rollback(self) -> Calls[None]:
         try:
             if self._stack:
-                yield self._call(self._rollback)
+                yield *self._run, self._rollback
         finally:
             yield from self._give_back()
 
