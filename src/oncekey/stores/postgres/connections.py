@@ -55,12 +55,8 @@ SESSION: Final = (
 )
 # For lanes, where nothing but our own statements runs. A plan that was made while the table was
 # tiny would go on scanning it when it has grown; and as what scans all the same then counts as
-# very dear, the server would compile each of these short statements. The others are for the order
-# in which a batch locks its rows: by the index they come as they were asked for.
-LANE: Final = (
-    f"{SESSION}; SET enable_seqscan = off; SET enable_bitmapscan = off; "
-    "SET enable_hashjoin = off; SET jit = off"
-)
+# very dear, the server would compile each of these short statements.
+LANE: Final = f"{SESSION}; SET enable_seqscan = off; SET jit = off"
 # The same on our side of the connection.
 KEEPALIVE: Final = {
     "keepalives_idle": 30,

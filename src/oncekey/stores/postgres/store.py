@@ -156,7 +156,7 @@ class PostgresStore(Flows, Transactional, Store, Sweepable, Forking):
         # A release without a fence goes the way of claims: it may be for one that is under way.
         batch = self._claims if fence is None else self._settles
         done: bool = batch.submit(kind, (key, owner, fence, *rest))
-        if done and kind != "renew":
+        if done and kind != "renew" and (self._registered or self._waiters._waiting):
             self._heard(key.digest)
         return done
 
@@ -332,7 +332,8 @@ class AsyncPostgresStore(Flows, AsyncTransactional, Answers, AsyncSweepable):
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``. One statement; a replay writes nothing."""
         args = (key, owner, fingerprint, terms)
-        reply: ClaimReply = await self._lanes().claims.submit("claim", args)
+        lanes = self._loops.get(asyncio.get_running_loop()) or self._lanes()
+        reply: ClaimReply = await lanes.claims.submit("claim", args)
         if reply.verdict is _WON:
             self._maybe_sweep()
         return reply
@@ -356,11 +357,11 @@ class AsyncPostgresStore(Flows, AsyncTransactional, Answers, AsyncSweepable):
     ) -> bool:
         if not is_fence(fence):
             return False
-        lanes = self._lanes()
+        lanes = self._loops.get(asyncio.get_running_loop()) or self._lanes()
         # A release without a fence goes the way of claims: it may be for one that is under way.
         batch = lanes.claims if fence is None else lanes.settles
         done: bool = await batch.submit(kind, (key, owner, fence, *rest))
-        if done and kind != "renew":
+        if done and kind != "renew" and (self._registered or self._waiters._waiting):
             self._heard(key.digest)
         return done
 
