@@ -7,7 +7,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from oncekey.drivers._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
 from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError
@@ -28,18 +28,7 @@ from oncekey.stores.postgres.connections import (
 )
 from oncekey.stores.postgres.errors import bad_address, bad_certificate, named, unreadable
 
-__all__ = ["AsyncSource", "async_source"]
-
-
-class AsyncSource(Protocol):
-    """Runs statements for an async store, on the loop that calls."""
-
-    listen_dsn: str | None
-
-    async def fetch(
-        self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
-    ) -> Rows: ...
-    async def aclose(self) -> None: ...
+__all__ = ["async_source"]
 
 
 def async_source(given: Any, driver: str, prepare: bool, timeout: float) -> Any:

@@ -12,7 +12,7 @@ import functools
 import select
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.drivers import is_drivers
@@ -33,7 +33,7 @@ from oncekey.errors import (
 )
 from oncekey.stores.postgres.errors import bad_address, named, unreadable
 
-__all__ = ["Source", "sync_source"]
+__all__ = ["sync_source"]
 
 LANES: Final = ("claim", "settle", "other")
 CONNECT_SECONDS: Final = 10  # for one host; a call itself waits no longer than its deadline
@@ -66,17 +66,6 @@ KEEPALIVE: Final = {
 }
 
 Rows = list[Any]
-
-
-class Source(Protocol):
-    """Runs statements for a sync store."""
-
-    listen_dsn: str | None
-
-    def fetch(
-        self, lane: str, sql: str, args: list[Any], deadline: Deadline | None = None
-    ) -> Rows: ...
-    def close(self) -> None: ...
 
 
 def sync_source(given: Any, prepare: bool, timeout: float) -> Any:
