@@ -55,7 +55,7 @@ def create_app(
 
     app = FastAPI(lifespan=webhook_lifespan(receiver))
 
-    # app.include_router(webhook_router(receiver, "/webhook")) is all it takes. An endpoint of your
+    # app.include_router(webhooks(receiver, "/webhook")) is all it takes. An endpoint of your
     # own can look at the outcome: by now the event is handled, and that is recorded. What was not
     # handled does not get here: it is answered with the receiver's 4xx or 5xx.
     @app.post("/webhook")

@@ -181,15 +181,15 @@ def opened_for_a_class(folder: Path) -> int:
     from django.views import View
 
     from oncekey.adapters.django import idempotent
-    from oncekey.http import wsgi
+    from oncekey.http import entry
 
-    connect, opened = wsgi.connect, []
+    connect, opened = entry.connect, []
 
     def counted(url: str) -> Any:
         opened.append(url)
         return connect(url)
 
-    wsgi.connect = counted
+    entry.connect = counted
 
     @method_decorator(idempotent(f"sqlite:///{folder}/url.db"), name="dispatch")
     class Charges(View):
@@ -202,7 +202,7 @@ def opened_for_a_class(folder: Path) -> int:
             request = RequestFactory().post("/", headers=headers)
             assert Charges.as_view()(request).status_code == 201
     finally:
-        wsgi.connect = connect
+        entry.connect = connect
     return len(opened)
 
 

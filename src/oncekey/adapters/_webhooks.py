@@ -1,18 +1,21 @@
 """What the webhook adapters share. Imports no framework.
 
-An adapter reads the body with what ``oncekey.http.body`` has, which stops where the receiver's
-limit is passed; calls the receiver, in an event loop with ``deliver``; and sends what it answers.
+In every framework ``webhooks(receiver, path, ...)`` makes what that framework puts at a path. An
+adapter reads the body with what ``oncekey.http.body`` has, which stops where the receiver's limit
+is passed; calls the receiver, in an event loop with ``deliver``; and sends what it answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 from oncekey.adapters._threads import in_thread
+from oncekey.errors import BackendMismatchError
+from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, SlowBodyError, read_chunks
 from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver, WebhookResponse
 from oncekey.signatures.delivery import RawHeaders
@@ -21,38 +24,30 @@ __all__ = [
     "NOT_ALLOWED",
     "AnyReceiver",
     "ClientGoneError",
+    "answer_of",
+    "check_sync",
     "close_receiver",
     "cut_short",
     "deliver",
     "missing",
-    "read_chunks",
+    "receive",
     "settle",
     "webhook_lifespan",
 ]
 
 AnyReceiver = WebhookReceiver | AsyncWebhookReceiver
 
-NOT_ALLOWED: Final = WebhookResponse(
-    405,
-    {"Allow": "POST", "Content-Type": "application/json"},
-    b'{"error": "method_not_allowed", "message": "send deliveries by POST"}',
-    "rejected",
-    "method_not_allowed",
-)
-CUT_SHORT: Final = WebhookResponse(
-    400,
-    {"Content-Type": "application/json"},
-    b'{"error": "body_incomplete", "message": "the body ended too early"}',
-    "rejected",
-    "body_incomplete",
-)
-TOO_SLOW: Final = WebhookResponse(
-    408,
-    {"Content-Type": "application/json"},
-    b'{"error": "body_timeout", "message": "the body took too long: send it again"}',
-    "rejected",
-    "body_timeout",
-)
+
+def _refused(status: int, error: str, message: str, **headers: str) -> WebhookResponse:
+    body = f'{{"error": "{error}", "message": "{message}"}}'.encode()
+    return WebhookResponse(
+        status, {**headers, "Content-Type": "application/json"}, body, "rejected", error
+    )
+
+
+NOT_ALLOWED: Final = _refused(405, "method_not_allowed", "send deliveries by POST", Allow="POST")
+CUT_SHORT: Final = _refused(400, "body_incomplete", "the body ended too early")
+TOO_SLOW: Final = _refused(408, "body_timeout", "the body took too long: send it again")
 
 # Also keeps the tasks alive: a loop holds them weakly.
 _running: dict[asyncio.Task[WebhookResponse], AnyReceiver] = {}
@@ -68,7 +63,55 @@ def cut_short(error: Exception) -> WebhookResponse:
     return TOO_SLOW if isinstance(error, SlowBodyError) else CUT_SHORT
 
 
+def answer_of(received: WebhookResponse) -> Answer:
+    """What a receiver answers, as servers are given it."""
+    return Answer(received.status, fields_of(received.headers.items()), received.body)
+
+
+def check_sync(receiver: Any, where: str) -> WebhookReceiver:
+    """Return a receiver that can be called without an event loop.
+
+    Raises:
+        BackendMismatchError: This is none.
+    """
+    if not isinstance(receiver, WebhookReceiver):
+        raise BackendMismatchError(
+            f"{where} needs a WebhookReceiver with a sync store, got {type(receiver).__name__}"
+        )
+    return receiver
+
+
 # Receivers in an event loop
+
+
+async def receive(
+    receiver: AnyReceiver,
+    method: str,
+    url: str,
+    headers: RawHeaders,
+    chunks: AsyncGenerator[bytes, None],
+    declared: str | None,
+    keep: Callable[[bytes], object],
+) -> WebhookResponse:
+    """Read the body of a delivery, and ``deliver`` it.
+
+    Args:
+        receiver: The receiver.
+        method: Of the request.
+        url: As its sender wrote it.
+        headers: All fields.
+        chunks: The body. Raises a ``ClientGoneError`` if it ends early.
+        declared: The ``Content-Length`` field, if there is one.
+        keep: Called with a body that is not too long, for whoever reads it afterwards.
+    """
+    settings = receiver.settings
+    try:
+        body = await read_chunks(chunks, settings.max_body_bytes, declared, settings.body_seconds)
+    except ClientGoneError as error:
+        return cut_short(error)
+    if len(body) <= settings.max_body_bytes:
+        keep(body)
+    return await deliver(receiver, method, url, headers, body)
 
 
 async def deliver(

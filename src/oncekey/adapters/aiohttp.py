@@ -3,13 +3,13 @@
 ```python
 from aiohttp import web
 
-from oncekey.adapters.aiohttp import webhook_handler, webhook_lifespan
+from oncekey.adapters.aiohttp import webhook_lifespan, webhooks
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
 receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
 app = web.Application()
-app.router.add_post("/hooks/stripe", webhook_handler(receiver))
+app.add_routes([webhooks(receiver, "/hooks/stripe")])
 app.cleanup_ctx.append(webhook_lifespan(receiver))
 
 
@@ -31,15 +31,9 @@ from typing import Any, Final
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
-from oncekey.adapters._webhooks import (
-    AnyReceiver,
-    ClientGoneError,
-    cut_short,
-    deliver,
-    missing,
-    read_chunks,
-)
+from oncekey.adapters._webhooks import AnyReceiver, ClientGoneError, answer_of, missing
 from oncekey.http.answer import Answer, fields_of
+from oncekey.http.body import read_chunks
 from oncekey.http.facts import facts_of
 from oncekey.http.fingerprint import form_digest
 from oncekey.http.problems import Refusal
@@ -60,7 +54,22 @@ __all__ = [
     "receive_webhook",
     "webhook_handler",
     "webhook_lifespan",
+    "webhooks",
 ]
+
+
+def webhooks(receiver: AnyReceiver, path: str = "/webhook", **options: Any) -> web.RouteDef:
+    """A route for ``app.add_routes`` that gives its requests to a receiver.
+
+    Args:
+        receiver: See ``webhook_handler``.
+        path: As in ``web.post``.
+        options: Those of ``web.post``, such as ``name``.
+
+    Example:
+        >>> app.add_routes([webhooks(receiver, "/hooks/stripe")])  # doctest: +SKIP
+    """
+    return web.post(path, webhook_handler(receiver), **options)
 
 
 def webhook_handler(receiver: AnyReceiver) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -95,30 +104,32 @@ async def receive_webhook(request: web.Request, receiver: AnyReceiver) -> Webhoo
         the client goes away while its body is read, nothing is handled: its outcome is
         ``rejected`` and its code ``body_incomplete``.
     """
-    most = receiver.settings.max_body_bytes
-    try:
-        declared = request.headers.get("Content-Length")
-        body = await read_chunks(_chunks(request), most, declared, receiver.settings.body_seconds)
-    except (OSError, web.RequestPayloadError, ClientGoneError) as error:
-        return cut_short(error)  # gone, or compressed in a way that can't be read, or too slow
-    if len(body) <= most:
+
+    def keep(body: bytes) -> None:
         request._read_bytes = body  # for whoever reads it afterwards
+
     target = request.raw_path
     url = f"{request.scheme}://{request.host}{target}" if target.startswith("/") else target
-    return await deliver(receiver, request.method, url, request.raw_headers, body)
+    length, fields = request.headers.get("Content-Length"), request.raw_headers
+    return await _webhooks.receive(
+        receiver, request.method, url, fields, _chunks(request), length, keep
+    )
 
 
 async def _chunks(request: web.Request) -> AsyncGenerator[bytes, None]:
-    if not request.can_read_body:  # there is none, or it was read before and is kept
-        yield await request.read()
-        return
-    async for chunk in request.content.iter_any():
-        yield chunk
+    try:
+        if not request.can_read_body:  # there is none, or it was read before and is kept
+            yield await request.read()
+            return
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except (OSError, web.RequestPayloadError) as error:
+        raise ClientGoneError from error  # gone, or compressed in a way that can't be read
 
 
 def as_response(received: WebhookResponse) -> web.Response:
     """What a receiver answers, as a response of aiohttp."""
-    return web.Response(body=received.body, status=received.status, headers=received.headers)
+    return _answered(answer_of(received))
 
 
 def webhook_lifespan(*receivers: AnyReceiver) -> Callable[[web.Application], AsyncIterator[None]]:
@@ -155,10 +166,7 @@ def idempotency(
 
     Of answers that a handler writes itself, piece by piece, only status and headers are kept.
 
-    Args:
-        store: An async store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.
@@ -226,7 +234,7 @@ async def _guarded(
         else:
             seconds = routes.rules.body_seconds
             body = await read_chunks(_chunks(request), most, facts.length, seconds)
-    except (Refusal, OSError, web.RequestPayloadError, ClientGoneError) as error:
+    except (Refusal, ClientGoneError) as error:
         return _answered(routes.refused(error))
     if not parsed:
         _put_back(request, body)

@@ -1,12 +1,12 @@
 """ASGI: a receiver of webhooks as an app of its own, under any ASGI server.
 
 ```python
-from oncekey.adapters.asgi import WebhookApp
+from oncekey.adapters.asgi import webhooks
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
 receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
-app = WebhookApp(receiver)  # uvicorn module:app
+app = webhooks(receiver)  # uvicorn module:app
 
 
 @receiver.on("invoice.paid")
@@ -23,13 +23,15 @@ signs URLs its ``public_url``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import (
     NOT_ALLOWED,
     AnyReceiver,
+    answer_of,
     close_receiver,
     cut_short,
     deliver,
@@ -37,16 +39,27 @@ from oncekey.adapters._webhooks import (
     webhook_lifespan,
 )
 from oncekey.errors import OncekeyError
-from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.asgi import (
+    ASGIApp,
+    ASGIScope,
+    IdempotencyMiddleware,
+    Receive,
+    Send,
+    send_answer,
+)
 from oncekey.http.body import ClientGoneError, asgi_body
+from oncekey.http.entry import aready
+from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
-__all__ = ["IdempotencyMiddleware", "WebhookApp", "request_url", "webhook_lifespan"]
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+__all__ = [
+    "IdempotencyMiddleware",
+    "WebhookApp",
+    "idempotent",
+    "request_url",
+    "webhook_lifespan",
+    "webhooks",
+]
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _PATH_CHARACTERS: Final = "/:@!$&'()*+,;=~"
@@ -72,16 +85,16 @@ class WebhookApp:
         self._receiver = receiver
         self._close = close_receiver if close_on_shutdown else settle
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Serve one request, or the server's start and end.
 
         Raises:
             OncekeyError: A protocol that no ASGI server has today.
         """
         if scope["type"] == "http":
-            response = await self._answer(scope, receive)
+            answer = answer_of(await self._answer(scope, receive))
             try:
-                await _send(send, response, scope["method"])
+                await send_answer(send, answer, head=scope["method"] == "HEAD")
             except OSError:
                 pass  # some servers say so when nobody is there to answer; what is done is recorded
         elif scope["type"] == "lifespan":
@@ -92,7 +105,7 @@ class WebhookApp:
         else:
             raise OncekeyError(f"WebhookApp serves http, not {scope['type']}")
 
-    async def _answer(self, scope: Scope, receive: Receive) -> WebhookResponse:
+    async def _answer(self, scope: ASGIScope, receive: Receive) -> WebhookResponse:
         if scope["method"] != "POST":
             return NOT_ALLOWED
         headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -103,9 +116,7 @@ class WebhookApp:
                 receive, settings.max_body_bytes, declared, settings.body_seconds
             )
         except ClientGoneError as error:
-            return cut_short(
-                error
-            )  # if it is gone nobody reads it, but middleware wants some answer
+            return cut_short(error)  # if it is gone nobody reads it, but middleware wants some
         return await deliver(self._receiver, "POST", request_url(scope), headers, body)
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -119,7 +130,10 @@ class WebhookApp:
             await send({"type": "lifespan.shutdown.complete"})
 
 
-def request_url(scope: Scope) -> str:
+webhooks = WebhookApp
+
+
+def request_url(scope: ASGIScope) -> str:
     """The whole URL of a request, as its sender wrote it: nothing decoded, nothing put in order."""
     scheme = scope.get("scheme") or "http"
     raw: bytes | None = scope.get("raw_path")
@@ -134,7 +148,7 @@ def request_url(scope: Scope) -> str:
     )
 
 
-def _authority(scope: Scope, scheme: str) -> str:
+def _authority(scope: ASGIScope, scheme: str) -> str:
     for name, value in scope["headers"]:
         if name == b"host":
             return str(value.decode("latin-1"))
@@ -145,13 +159,19 @@ def _authority(scope: Scope, scheme: str) -> str:
     return str(host) if port == _DEFAULT_PORTS.get(scheme) else f"{host}:{port}"
 
 
-async def _send(send: Send, response: WebhookResponse, method: str) -> None:
-    headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in response.headers.items()
-    ]
-    if response.status != 204:
-        headers.append((b"content-length", str(len(response.body)).encode()))
-    body = b"" if method == "HEAD" else response.body
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def idempotent(
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[ASGIApp], IdempotencyMiddleware]:
+    """Guard an app that takes the ``Idempotency-Key`` header.
+
+    Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is synchronous.
+
+    Example:
+        >>> app = idempotent("memory://", required=True)(app)  # doctest: +SKIP
+    """
+    opened, given = aready(store, settings, options)
+    return lambda app: IdempotencyMiddleware(app, opened, settings=given)

@@ -1,12 +1,12 @@
 """AWS Lambda: a handler that gives HTTP requests to a receiver of webhooks.
 
 ```python
-from oncekey.adapters.awslambda import webhook_handler
+from oncekey.adapters.awslambda import webhooks
 from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import provider
 
 receiver = WebhookReceiver(provider("stripe", secret="whsec_test"), "postgresql://...")
-handler = webhook_handler(receiver)
+handler = webhooks(receiver)
 
 
 @receiver.on("invoice.paid")
@@ -40,16 +40,16 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import NOT_ALLOWED
-from oncekey.adapters.wsgi import PATH_SAFE, check_sync
+from oncekey.adapters._webhooks import NOT_ALLOWED, check_sync
+from oncekey.adapters.wsgi import PATH_SAFE
 from oncekey.errors import InvalidRequestError
 from oncekey.http.answer import Answer, fields_of
 from oncekey.http.facts import facts_of
 from oncekey.http.routes import Routes, Seen
 from oncekey.http.settings import Settings
-from oncekey.receiver import WebhookReceiver, WebhookResponse
+from oncekey.receiver import WebhookReceiver
 
-__all__ = ["idempotent", "webhook_handler"]
+__all__ = ["idempotent", "webhook_handler", "webhooks"]
 
 _NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -63,7 +63,7 @@ class _Request(NamedTuple):
     body: bytes
 
 
-def webhook_handler(receiver: WebhookReceiver) -> LambdaHandler:
+def webhooks(receiver: WebhookReceiver) -> LambdaHandler:
     """The function for Lambda to call: ``handler(event, context)``.
 
     Args:
@@ -77,7 +77,7 @@ def webhook_handler(receiver: WebhookReceiver) -> LambdaHandler:
     Example:
         >>> from oncekey.signatures import provider
         >>> stripe = provider("stripe", secret="whsec_test")
-        >>> handler = webhook_handler(WebhookReceiver(stripe, "memory://"))
+        >>> handler = webhooks(WebhookReceiver(stripe, "memory://"))
         >>> answer = handler({
         ...     "version": "2.0", "rawPath": "/hooks", "rawQueryString": "",
         ...     "headers": {"content-type": "application/json"}, "body": "{}",
@@ -90,11 +90,13 @@ def webhook_handler(receiver: WebhookReceiver) -> LambdaHandler:
 
     def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         request = _request(event)
-        if request.method != "POST":
-            return _answer(event, NOT_ALLOWED)
-        return _answer(event, receiver.receive(*request))
+        found = receiver.receive(*request) if request.method == "POST" else NOT_ALLOWED
+        return _answer(event, found.status, found.headers, found.body)
 
     return handler
+
+
+webhook_handler = webhooks  # as it was called before
 
 
 def _request(event: Mapping[str, Any]) -> _Request:
@@ -166,19 +168,21 @@ def _body(event: Mapping[str, Any]) -> bytes:
     return bytes(body.encode("utf-8", "surrogatepass"))
 
 
-def _answer(event: Mapping[str, Any], response: WebhookResponse) -> dict[str, Any]:
-    """The answer in the shape that is expected by what sent the event."""
-    answer: dict[str, Any] = {"statusCode": response.status, "isBase64Encoded": False}
+def _answer(
+    event: Mapping[str, Any], status: int, headers: Mapping[str, str], body: bytes
+) -> dict[str, Any]:
+    """An answer in the shape that is expected by what sent the event."""
+    answer: dict[str, Any] = {"statusCode": status, "isBase64Encoded": False}
     try:
-        answer["body"] = response.body.decode()
+        answer["body"] = body.decode()
     except UnicodeDecodeError:
-        answer |= {"body": base64.b64encode(response.body).decode(), "isBase64Encoded": True}
+        answer |= {"body": base64.b64encode(body).decode(), "isBase64Encoded": True}
     if "elb" in event["requestContext"]:
-        answer["statusDescription"] = f"{response.status} {responses.get(response.status, '')}"
+        answer["statusDescription"] = f"{status} {responses.get(status, '')}"
         if event.get("multiValueHeaders"):  # a load balancer takes one form or the other
-            answer["multiValueHeaders"] = {name: [v] for name, v in response.headers.items()}
+            answer["multiValueHeaders"] = {name: [value] for name, value in headers.items()}
             return answer
-    answer["headers"] = dict(response.headers)
+    answer["headers"] = dict(headers)
     return answer
 
 
@@ -194,10 +198,7 @@ def idempotent(
     ``scope`` option is called with the event: ``event["requestContext"]["authorizer"]`` knows the
     caller. Give a ``lease`` of a little more than the function's timeout.
 
-    Args:
-        store: A sync store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes a sync store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.
@@ -236,7 +237,7 @@ def _guarded(
     if guarded is None:
         return handler()
     if isinstance(guarded, Answer):
-        return _answer(event, _told(guarded))
+        return _answered(event, guarded)
 
     def view() -> Seen[dict[str, Any]]:
         given = handler()
@@ -245,7 +246,15 @@ def _guarded(
         return Seen(given, _seen(given))
 
     given = routes.run(*guarded, view)
-    return _answer(event, _told(given)) if isinstance(given, Answer) else given
+    return _answered(event, given) if isinstance(given, Answer) else given
+
+
+def _answered(event: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    fields: dict[str, str] = {}
+    for name, value in answer.headers:
+        shown, text = name.decode("latin-1"), value.decode("latin-1")
+        fields[shown] = f"{fields[shown]}, {text}" if shown in fields else text
+    return _answer(event, answer.status, fields, answer.body or b"")
 
 
 def _seen(given: Mapping[str, Any]) -> Answer:
@@ -255,13 +264,3 @@ def _seen(given: Mapping[str, Any]) -> Answer:
     for name, values in (given.get("multiValueHeaders") or {}).items():
         pairs += [(name, str(value)) for value in values]
     return Answer(int(given["statusCode"]), fields_of(pairs), body)
-
-
-def _told(answer: Answer) -> WebhookResponse:
-    """An answer in the form that ``_answer`` takes."""
-    fields: dict[str, str] = {}
-    for name, value in answer.headers:
-        text = value.decode("latin-1")
-        shown = name.decode("latin-1")
-        fields[shown] = f"{fields[shown]}, {text}" if shown in fields else text
-    return WebhookResponse(answer.status, fields, answer.body or b"", "")

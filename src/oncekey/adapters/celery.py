@@ -2,13 +2,13 @@
 
     from celery import Celery
     from oncekey import Once
-    from oncekey.adapters.celery import once_task
+    from oncekey.adapters.celery import idempotent
 
     app = Celery("shop", broker="redis://localhost:6379/0")
     once = Once("postgresql://localhost/shop")
 
     @app.task(acks_late=True)
-    @once_task(once, key="order_id")
+    @idempotent(once, key="order_id")
     def charge(order_id: str, cents: int) -> dict:
         return {"order": order_id, "charged": cents}
 
@@ -41,12 +41,12 @@ try:
 except ImportError as error:
     raise missing("Celery", "celery") from error
 
-__all__ = ["once_task"]
+__all__ = ["idempotent", "once_task"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def once_task(
+def idempotent(
     once: Once,
     *,
     key: KeySource,
@@ -88,6 +88,9 @@ def once_task(
     return guarded_task(
         once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options, name
     )
+
+
+once_task = idempotent  # as it was called before
 
 
 def _give_way(in_flight: InFlight, error: IdempotencyInFlightError, seconds: float) -> NoReturn:

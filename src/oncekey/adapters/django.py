@@ -3,9 +3,8 @@
 ```python
 # urls.py
 from django.db import connection
-from django.urls import path
 
-from oncekey.adapters.django import webhook_view
+from oncekey.adapters.django import webhooks
 from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import provider
 
@@ -22,7 +21,7 @@ def paid(event, tx):
     Payment.objects.create(event=event.id)  # committed together with the mark
 
 
-urlpatterns = [path("hooks/stripe", webhook_view(receiver))]
+urlpatterns = [webhooks(receiver, "hooks/stripe")]
 ```
 
 Without ``transactional`` and ``on`` a handler is called as ``handler(event)`` and writes as Django
@@ -50,6 +49,8 @@ from oncekey.adapters import asgi, wsgi
 from oncekey.adapters._webhooks import (
     NOT_ALLOWED,
     AnyReceiver,
+    answer_of,
+    check_sync,
     cut_short,
     deliver,
     missing,
@@ -68,6 +69,7 @@ from oncekey.signatures.delivery import RawHeaders
 
 try:
     from asgiref.sync import sync_to_async
+    from django import urls
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.db import connections, transaction
@@ -80,13 +82,28 @@ except ImportError as error:
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-__all__ = ["by_user", "idempotent", "webhook_view"]
+__all__ = ["by_user", "idempotent", "webhook_view", "webhooks"]
 
 V = TypeVar("V", bound=Callable[..., Any])
 
 _MARK: Final = "_oncekey_http"  # on a request that is guarded already
 # What Django makes an answer of for the client, outside of the view.
 _CLIENT_ERRORS: Final = (BadRequest, Http404, PermissionDenied, SuspiciousOperation)
+
+
+def webhooks(receiver: AnyReceiver, path: str = "webhook", *, name: str | None = None) -> Any:
+    """A URL pattern for ``urlpatterns`` that gives its requests to a receiver.
+
+    Args:
+        receiver: See ``webhook_view``.
+        path: As in ``django.urls.path``.
+        name: The pattern's name.
+
+    Raises:
+        BackendMismatchError: It is no receiver.
+        ImproperlyConfigured: Django has no settings yet.
+    """
+    return urls.path(path.removeprefix("/"), webhook_view(receiver), name=name)
 
 
 def webhook_view(receiver: AnyReceiver) -> Callable[..., Any]:
@@ -105,36 +122,27 @@ def webhook_view(receiver: AnyReceiver) -> Callable[..., Any]:
     """
     view: Any
     if isinstance(receiver, AsyncWebhookReceiver):
-        view = _async_view(receiver)
+
+        async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            found = _delivery(request, receiver)
+            if not isinstance(found, WebhookResponse):
+                found = await deliver(receiver, *found)
+            return _answered(answer_of(found))
+
     else:
-        view = _sync_view(receiver)
+        sync = check_sync(receiver, "a Django view")
+
+        def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            found = _delivery(request, sync)
+            if not isinstance(found, WebhookResponse):
+                found = sync.receive(*found)
+            return _answered(answer_of(found))
+
     view.csrf_exempt = True
     view.login_required = False
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view  # type: ignore[no-any-return]
-
-
-def _sync_view(receiver: AnyReceiver) -> Callable[..., HttpResponse]:
-    sync = wsgi.check_sync(receiver, "a Django view")
-
-    def webhook(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        delivery = _delivery(request, sync)
-        if isinstance(delivery, WebhookResponse):
-            return _answer(delivery)
-        return _answer(sync.receive(*delivery))
-
-    return webhook
-
-
-def _async_view(receiver: AsyncWebhookReceiver) -> Callable[..., Any]:
-    async def webhook(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        delivery = _delivery(request, receiver)
-        if isinstance(delivery, WebhookResponse):
-            return _answer(delivery)
-        return _answer(await deliver(receiver, *delivery))
-
-    return webhook
 
 
 def _delivery(
@@ -176,13 +184,6 @@ def _raw_body(request: HttpRequest, most: int, seconds: float | None = None) -> 
     return whole_body(request.read, most, declared, Deadline(seconds, environ))
 
 
-def _answer(response: WebhookResponse) -> HttpResponse:
-    answer = HttpResponse(response.body, status=response.status, headers=dict(response.headers))
-    if "Content-Type" not in response.headers:
-        del answer["Content-Type"]  # Django's default is HTML
-    return answer
-
-
 # Requests
 
 
@@ -203,10 +204,7 @@ def idempotent(
     A view under ``ATOMIC_REQUESTS`` keeps its transaction, which is committed before the answer is
     recorded. Write the record in the same transaction with ``store.transaction``, if it matters.
 
-    Args:
-        store: A store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes a store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.

@@ -2,12 +2,12 @@
 
     import dramatiq
     from oncekey import Once
-    from oncekey.adapters.dramatiq import once_actor
+    from oncekey.adapters.dramatiq import idempotent
 
     once = Once("postgresql://localhost/shop")
 
     @dramatiq.actor
-    @once_actor(once, key="order_id")
+    @idempotent(once, key="order_id")
     def charge(order_id: str, cents: int) -> None:
         ...
 
@@ -40,12 +40,12 @@ try:
 except ImportError as error:
     raise missing("Dramatiq", "dramatiq") from error
 
-__all__ = ["once_actor"]
+__all__ = ["idempotent", "once_actor"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def once_actor(
+def idempotent(
     once: Once | AsyncOnce,
     *,
     key: KeySource,
@@ -80,6 +80,9 @@ def once_actor(
     return guarded_task(
         once, key, ignore, in_flight, retry_seconds, give_way, transactional, on, options, name
     )
+
+
+once_actor = idempotent  # as it was called before
 
 
 def _give_way(in_flight: InFlight, error: IdempotencyInFlightError, seconds: float) -> NoReturn:

@@ -3,13 +3,13 @@
 ```python
 from fastapi import FastAPI
 
-from oncekey.adapters.fastapi import webhook_lifespan, webhook_router
+from oncekey.adapters.fastapi import webhook_lifespan, webhooks
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
 receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
 app = FastAPI(lifespan=webhook_lifespan(receiver))
-app.include_router(webhook_router(receiver, "/hooks/stripe"))
+app.include_router(webhooks(receiver, "/hooks/stripe"))
 
 
 @receiver.on("invoice.paid")
@@ -53,7 +53,8 @@ from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import AnyReceiver, missing, webhook_lifespan
 from oncekey.errors import PolicyError
-from oncekey.http.asgi import IdempotencyMiddleware, LateMiddleware, claim_now, ready
+from oncekey.http.asgi import IdempotencyMiddleware, LateMiddleware, claim_now
+from oncekey.http.entry import aready
 from oncekey.http.header import MAX_KEY
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
@@ -73,16 +74,18 @@ __all__ = [
     "as_response",
     "by_state",
     "by_user",
+    "idempotent",
     "idempotent_route",
     "received",
     "webhook_lifespan",
     "webhook_router",
+    "webhooks",
 ]
 
 _SEEN = "oncekey.webhooks"
 
 
-def webhook_router(
+def webhooks(
     receiver: AnyReceiver, path: str = "/webhook", *, name: str | None = None, **options: Any
 ) -> APIRouter:
     """A router with one route: POST requests go to a receiver.
@@ -95,7 +98,7 @@ def webhook_router(
             ``include_in_schema=False`` to leave it out of the OpenAPI document.
 
     Example:
-        >>> app.include_router(webhook_router(receiver, "/hooks/stripe"))  # doctest: +SKIP
+        >>> app.include_router(webhooks(receiver, "/hooks/stripe"))  # doctest: +SKIP
     """
     router = APIRouter(**options)
     title = receiver.provider.title
@@ -128,6 +131,9 @@ def webhook_router(
         },
     )
     return router
+
+
+webhook_router = webhooks  # as it was called before
 
 
 def received(
@@ -168,7 +174,7 @@ def received(
 # Requests
 
 
-def idempotent_route(
+def idempotent(
     store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
 ) -> type[APIRoute]:
     """A class of routes that take the ``Idempotency-Key`` header, for ``APIRouter(route_class=)``.
@@ -178,22 +184,19 @@ def idempotent_route(
     dependency put there. The header is in the OpenAPI document of the guarded routes. To guard a
     whole app, in front of its dependencies: ``app.add_middleware(IdempotencyMiddleware, ...)``.
 
-    Args:
-        store: An async store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.
         BackendMismatchError: The store is synchronous.
 
     Example:
-        >>> router = APIRouter(route_class=idempotent_route("memory://", required=True))
+        >>> router = APIRouter(route_class=idempotent("memory://", required=True))
         >>> @router.post("/charges", status_code=201)
         ... async def charge(amount: int) -> dict[str, int]:
         ...     return {"charged": amount}
     """
-    opened, given = ready(store, settings, options)
+    opened, given = aready(store, settings, options)
     methods = {method.upper() for method in given.methods}
 
     class IdempotentRoute(APIRoute):
@@ -221,6 +224,9 @@ def idempotent_route(
             await self._guard(scope, receive, send)
 
     return IdempotentRoute
+
+
+idempotent_route = idempotent  # as it was called before
 
 
 def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,8 +17,9 @@ def paid(event): ...
 ``webhooks.add(rule, provider, ...)`` gives a receiver for several handlers. Both take the options
 of a receiver: with ``transactional=True`` on PostgreSQL or SQLite a handler is called as
 ``handler(event, tx)``, and what it writes on ``tx.connection`` is committed together with the mark.
-``webhook_view(receiver)`` is a view function for a blueprint or a route of your own; a view of your
-own may look at the outcome of ``receive_webhook(receiver)``, then return ``as_response`` of it.
+With a receiver of your own, as in other frameworks: ``app.register_blueprint(webhooks(receiver,
+"/hooks/stripe"))``. ``webhook_view(receiver)`` is a view function for a route of your own; one that
+looks at the outcome calls ``receive_webhook(receiver)``, then returns ``as_response`` of it.
 
 The signature is over the raw bytes, so they are kept before a ``before_request`` function can parse
 a form. Flask-WTF's ``CSRFProtect`` must be told: ``csrf.exempt("oncekey.adapters.flask.webhook")``.
@@ -36,8 +37,8 @@ from io import BytesIO
 from typing import Any, Final, TypeVar
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import NOT_ALLOWED, cut_short, missing
-from oncekey.adapters.wsgi import check_sync, lost_body, request_headers, request_url
+from oncekey.adapters._webhooks import NOT_ALLOWED, answer_of, check_sync, cut_short, missing
+from oncekey.adapters.wsgi import lost_body, request_headers, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, wsgi_body
@@ -53,7 +54,16 @@ from oncekey.signatures.base import Provider
 from oncekey.stores.urls import connect
 
 try:
-    from flask import Flask, Request, Response, current_app, request, request_started, session
+    from flask import (
+        Blueprint,
+        Flask,
+        Request,
+        Response,
+        current_app,
+        request,
+        request_started,
+        session,
+    )
     from werkzeug.exceptions import HTTPException
 except ImportError as error:
     raise missing("Flask", "flask") from error
@@ -65,6 +75,7 @@ __all__ = [
     "idempotent",
     "receive_webhook",
     "webhook_view",
+    "webhooks",
 ]
 
 H = TypeVar("H", bound=Handler)
@@ -112,9 +123,7 @@ class Webhooks:
         if app in self._apps:
             raise PolicyError("these webhooks are at this app already: pass it once")
         self._apps.add(app)
-        # Held by the app, since the signal does not hold it.
         app.extensions.setdefault("oncekey_webhooks", []).append(self)
-        request_started.connect(self._keep_body, app)
         for rule in self._receivers:
             self._route(app, rule)
 
@@ -190,20 +199,54 @@ class Webhooks:
     def _route(self, app: Flask, rule: str) -> None:
         view = webhook_view(self._receivers[rule])
         app.add_url_rule(rule, _endpoint(rule), view, methods=["POST"])
+        _read_first(app, view, self._receivers[rule])
 
-    def _keep_body(self, app: Flask, **_: Any) -> None:
-        """Keep the raw bytes before anybody parses them, for our own URLs."""
-        if request.url_rule is not None:
-            receiver = self._receivers.get(request.url_rule.rule)
-            if receiver is not None and request.endpoint == _endpoint(request.url_rule.rule):
-                with contextlib.suppress(ClientGoneError):  # the view finds out again
-                    _raw_body(request, receiver)
+
+def webhooks(
+    receiver: WebhookReceiver, path: str = "/webhook", *, name: str | None = None
+) -> Blueprint:
+    """A blueprint with one URL, that gives its POST requests to a receiver.
+
+    Keeps the raw bytes where other code parses a form first.
+
+    Args:
+        receiver: A ``WebhookReceiver``.
+        path: As in ``app.route``.
+        name: The blueprint's name.
+
+    Raises:
+        BackendMismatchError: It is an ``AsyncWebhookReceiver``.
+
+    Example:
+        >>> app.register_blueprint(webhooks(receiver, "/hooks/stripe"))  # doctest: +SKIP
+    """
+    view = webhook_view(receiver)
+    found = Blueprint(name or _endpoint(path), __name__)
+    found.add_url_rule(path, view_func=view, methods=["POST"])
+    found.record(lambda state: _read_first(state.app, view, receiver))
+    return found
+
+
+def _endpoint(rule: str) -> str:
+    return "oncekey_webhook:" + rule.replace(".", "_")  # a dot would name a blueprint
+
+
+def _read_first(app: Any, view: Callable[..., Response], receiver: WebhookReceiver) -> None:
+    """Keep the raw bytes of a view's requests before anybody parses them."""
+
+    def keep(app: Flask, **_: Any) -> None:
+        if app.view_functions.get(request.endpoint or "") is view:
+            with contextlib.suppress(ClientGoneError):  # the view finds out again
+                _raw_body(request, receiver)
+
+    request_started.connect(keep, app)
+    app.extensions.setdefault("oncekey_kept", []).append(keep)  # the signal does not hold it
 
 
 def webhook_view(receiver: WebhookReceiver) -> Callable[..., Response]:
     """A view function that gives its requests to a receiver, for a route of your own.
 
-    ``Webhooks.add`` does the same, and keeps the raw bytes where other code parses a form first.
+    ``webhooks`` does the same, and keeps the raw bytes where other code parses a form first.
 
     Args:
         receiver: A ``WebhookReceiver``.
@@ -253,14 +296,7 @@ def receive_webhook(receiver: WebhookReceiver) -> WebhookResponse:
 
 def as_response(received: WebhookResponse) -> Response:
     """What a receiver answers, as a response of Flask."""
-    answer = Response(received.body, received.status, dict(received.headers))
-    if "Content-Type" not in received.headers:
-        del answer.headers["Content-Type"]  # Flask's default is HTML
-    return answer
-
-
-def _endpoint(rule: str) -> str:
-    return "oncekey_webhook:" + rule.replace(".", "_")  # a dot would name a blueprint
+    return _answered(answer_of(received))
 
 
 def _raw_body(request: Request, receiver: WebhookReceiver) -> bytes:
@@ -312,10 +348,7 @@ def idempotent(
     To guard a whole app, in front of all of its checks: ``app.wsgi_app =
     IdempotencyMiddleware(app.wsgi_app, store)``, with the one of ``oncekey.http.wsgi``.
 
-    Args:
-        store: A sync store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes a sync store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.

@@ -3,12 +3,12 @@
 ```python
 from litestar import Litestar
 
-from oncekey.adapters.litestar import webhook_handler, webhook_lifespan
+from oncekey.adapters.litestar import webhook_lifespan, webhooks
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
 receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
-app = Litestar([webhook_handler(receiver, "/hooks/stripe")], lifespan=[webhook_lifespan(receiver)])
+app = Litestar([webhooks(receiver, "/hooks/stripe")], lifespan=[webhook_lifespan(receiver)])
 
 
 @receiver.on("invoice.paid")
@@ -21,20 +21,15 @@ A delivery proves itself by its signature: the handler is left out of Litestar's
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from oncekey.abc import AsyncStore
-from oncekey.adapters._webhooks import (
-    AnyReceiver,
-    ClientGoneError,
-    cut_short,
-    deliver,
-    missing,
-    read_chunks,
-    webhook_lifespan,
-)
+from oncekey.adapters import _webhooks
+from oncekey.adapters._webhooks import AnyReceiver, ClientGoneError, missing, webhook_lifespan
 from oncekey.adapters.asgi import request_url
-from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -51,15 +46,15 @@ __all__ = [
     "IdempotencyMiddleware",
     "as_response",
     "idempotency",
+    "idempotent",
     "receive_webhook",
     "webhook_handler",
     "webhook_lifespan",
+    "webhooks",
 ]
 
 
-def webhook_handler(
-    receiver: AnyReceiver, path: str = "/webhook", **options: Any
-) -> HTTPRouteHandler:
+def webhooks(receiver: AnyReceiver, path: str = "/webhook", **options: Any) -> HTTPRouteHandler:
     """A route handler for POST that gives its requests to a receiver.
 
     Args:
@@ -69,7 +64,7 @@ def webhook_handler(
             ``include_in_schema=False`` to leave it out of the OpenAPI document.
 
     Example:
-        >>> app = Litestar([webhook_handler(receiver, "/hooks/stripe")])  # doctest: +SKIP
+        >>> app = Litestar([webhooks(receiver, "/hooks/stripe")])  # doctest: +SKIP
     """
     title = receiver.provider.title
     given: dict[str, Any] = {
@@ -84,6 +79,9 @@ def webhook_handler(
         return as_response(await receive_webhook(request, receiver))
 
     return post(path, **given)(webhook)
+
+
+webhook_handler = webhooks  # as it was called before
 
 
 async def receive_webhook(
@@ -101,20 +99,25 @@ async def receive_webhook(
         the client goes away while its body is read, nothing is handled: its outcome is
         ``rejected`` and its code ``body_incomplete``.
     """
-    most = receiver.settings.max_body_bytes
+
+    def keep(body: bytes) -> None:
+        request._body = body  # for whoever reads it afterwards
+
+    url, length = request_url(dict(request.scope)), request.headers.get("content-length")
+    fields = request.scope["headers"]
+    return await _webhooks.receive(
+        receiver, request.method, url, fields, _chunks(request), length, keep
+    )
+
+
+async def _chunks(request: Request[Any, Any, Any]) -> AsyncGenerator[bytes, None]:
     try:
-        declared = request.headers.get("content-length")
-        body = await read_chunks(request.stream(), most, declared, receiver.settings.body_seconds)
-    except ClientGoneError as error:
-        return cut_short(error)
+        async for chunk in request.stream():
+            yield chunk
     except InternalServerException as error:
         if not request.is_connected:  # "stream consumed"
             raise
-        return cut_short(error)
-    if len(body) <= most:
-        request._body = body  # for whoever reads it afterwards
-    headers = request.scope["headers"]
-    return await deliver(receiver, request.method, request_url(dict(request.scope)), headers, body)
+        raise ClientGoneError from error
 
 
 def as_response(received: WebhookResponse) -> Response[bytes]:
@@ -131,7 +134,7 @@ def as_response(received: WebhookResponse) -> Response[bytes]:
 # Requests
 
 
-def idempotency(
+def idempotent(
     store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
 ) -> DefineMiddleware:
     """Take the ``Idempotency-Key`` header: ``middleware=[...]`` of an app, router or handler.
@@ -139,21 +142,21 @@ def idempotency(
     A replay passes the guards of its handler, and what stands before this in the lists of
     middleware, such as authentication.
 
-    Args:
-        store: An async store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.
         BackendMismatchError: The store is synchronous.
 
     Example:
-        >>> app = Litestar([charge], middleware=[idempotency("memory://")])  # doctest: +SKIP
+        >>> app = Litestar([charge], middleware=[idempotent("memory://")])  # doctest: +SKIP
     """
-    opened, given = ready(store, settings, options)
+    opened, given = aready(store, settings, options)
     middleware: Any = _BeforeReplays  # Litestar's own types of messages are narrower
     return DefineMiddleware(middleware, store=opened, settings=given)
+
+
+idempotency = idempotent  # as it was called before
 
 
 class _BeforeReplays(IdempotencyMiddleware):

@@ -3,13 +3,13 @@
 ```python
 from starlette.applications import Starlette
 
-from oncekey.adapters.starlette import webhook_lifespan, webhook_route
+from oncekey.adapters.starlette import webhook_lifespan, webhooks
 from oncekey.receiver import AsyncWebhookReceiver
 from oncekey.signatures import provider
 
 receiver = AsyncWebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
 app = Starlette(
-    routes=[webhook_route("/hooks/stripe", receiver)], lifespan=webhook_lifespan(receiver)
+    routes=[webhooks(receiver, "/hooks/stripe")], lifespan=webhook_lifespan(receiver)
 )
 
 
@@ -27,24 +27,18 @@ receiver)``, then ``return as_response(received)``. Middleware in front may read
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from oncekey.abc import AsyncStore
-from oncekey.adapters._webhooks import (
-    AnyReceiver,
-    ClientGoneError,
-    cut_short,
-    deliver,
-    missing,
-    read_chunks,
-    webhook_lifespan,
-)
+from oncekey.adapters import _webhooks
+from oncekey.adapters._webhooks import AnyReceiver, ClientGoneError, missing, webhook_lifespan
 from oncekey.adapters.asgi import WebhookApp, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
-from oncekey.http.asgi import IdempotencyMiddleware, ready
+from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.callers import of_kind
+from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -69,21 +63,27 @@ __all__ = [
     "receive_webhook",
     "webhook_lifespan",
     "webhook_route",
+    "webhooks",
 ]
 
 
-def webhook_route(path: str, receiver: AnyReceiver, *, name: str | None = None) -> Route:
+def webhooks(receiver: AnyReceiver, path: str = "/webhook", *, name: str | None = None) -> Route:
     """A route for POST that gives its requests to a receiver. See ``WebhookApp``.
 
     Args:
-        path: As in ``Route``.
         receiver: A ``WebhookReceiver``, which is run in threads, or an ``AsyncWebhookReceiver``.
+        path: As in ``Route``.
         name: The route's name.
 
     Example:
-        >>> app = Starlette(routes=[webhook_route("/hooks", receiver)])  # doctest: +SKIP
+        >>> app = Starlette(routes=[webhooks(receiver, "/hooks")])  # doctest: +SKIP
     """
     return Route(path, WebhookApp(receiver), methods=["POST"], name=name)
+
+
+def webhook_route(path: str, receiver: AnyReceiver, *, name: str | None = None) -> Route:
+    """``webhooks``, as it was called before."""
+    return webhooks(receiver, path, name=name)
 
 
 async def receive_webhook(request: Request, receiver: AnyReceiver) -> WebhookResponse:
@@ -107,22 +107,28 @@ async def receive_webhook(request: Request, receiver: AnyReceiver) -> WebhookRes
         ...     received = await receive_webhook(request, receiver)
         ...     return as_response(received)
     """
-    most = receiver.settings.max_body_bytes
+
+    def keep(body: bytes) -> None:
+        request._body = body  # for whoever reads it afterwards
+
+    fields, url = request.headers, request_url(request.scope)
+    length = fields.get("content-length")
+    return await _webhooks.receive(
+        receiver, request.method, url, fields.raw, _chunks(request), length, keep
+    )
+
+
+async def _chunks(request: Request) -> AsyncGenerator[bytes, None]:
     try:
-        declared = request.headers.get("content-length")
-        body = await read_chunks(request.stream(), most, declared, receiver.settings.body_seconds)
-    except (ClientDisconnect, ClientGoneError) as error:
-        return cut_short(error)
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
     except RuntimeError as error:  # "Stream consumed"
         raise PolicyError(
             "the body was parsed before the receiver saw it: leave form and file parameters out, "
             "and read event.payload or event.body in the handler"
         ) from error
-    if len(body) <= most:
-        request._body = body  # for whoever reads it afterwards
-    return await deliver(
-        receiver, request.method, request_url(request.scope), request.headers.raw, body
-    )
 
 
 def as_response(received: WebhookResponse) -> Response:
@@ -142,10 +148,7 @@ def idempotency(
     this is at a route, or after that one in the app's list. It does not pass decorators of the
     endpoint, such as ``@requires``: for those, see ``idempotent``.
 
-    Args:
-        store: An async store, or a URL.
-        settings: An ``oncekey.http.Settings``.
-        options: Its options, given singly instead.
+    Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
         PolicyError: An option can't work.
@@ -155,7 +158,7 @@ def idempotency(
         >>> keys = idempotency("memory://", required=True)
         >>> route = Route("/charges", charge, middleware=[keys])  # doctest: +SKIP
     """
-    opened, given = ready(store, settings, options)
+    opened, given = aready(store, settings, options)
     middleware: Any = IdempotencyMiddleware
     return Middleware(middleware, opened, settings=given)
 
@@ -173,7 +176,7 @@ def idempotent(
         ... async def charge(request):
         ...     return Response("charged", 201)
     """
-    opened, given = ready(store, settings, options)
+    opened, given = aready(store, settings, options)
 
     def decorate(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         guard: Any = IdempotencyMiddleware(request_response(endpoint), opened, settings=given)

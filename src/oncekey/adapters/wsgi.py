@@ -1,12 +1,12 @@
 """WSGI: a receiver of webhooks as an app of its own, under any WSGI server.
 
 ```python
-from oncekey.adapters.wsgi import WebhookApp
+from oncekey.adapters.wsgi import webhooks
 from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import provider
 
 receiver = WebhookReceiver(provider("stripe", secret="whsec_test"), "sqlite:///hooks.db")
-app = WebhookApp(receiver)  # gunicorn module:app
+app = webhooks(receiver)  # gunicorn module:app
 
 
 @receiver.on("invoice.paid")
@@ -20,15 +20,17 @@ middleware such as werkzeug's ``ProxyFix``, or give a provider that signs URLs i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from http.client import responses
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
-from oncekey.adapters._webhooks import NOT_ALLOWED, cut_short
-from oncekey.errors import BackendMismatchError, OncekeyError
+from oncekey.abc import Store
+from oncekey.adapters._webhooks import NOT_ALLOWED, answer_of, check_sync, cut_short
+from oncekey.errors import OncekeyError
 from oncekey.http.body import ClientGoneError, wsgi_body
-from oncekey.http.wsgi import IdempotencyMiddleware
+from oncekey.http.entry import ready
+from oncekey.http.settings import Settings
+from oncekey.http.wsgi import IdempotencyMiddleware, WSGIApp, give_answer
 from oncekey.receiver import WebhookReceiver, WebhookResponse
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 __all__ = [
     "IdempotencyMiddleware",
     "WebhookApp",
-    "check_sync",
+    "idempotent",
     "request_headers",
     "request_url",
+    "webhooks",
 ]
 
 # What a path may hold as it is (RFC 3986, 3.3). Senders that escape more need a server that tells
@@ -64,12 +67,8 @@ class WebhookApp:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        response = self._answer(environ)
-        headers = list(response.headers.items())
-        if response.status != 204:
-            headers.append(("Content-Length", str(len(response.body))))
-        start_response(f"{response.status} {responses.get(response.status, '')}", headers)
-        return [response.body] if environ["REQUEST_METHOD"] != "HEAD" else []
+        given = give_answer(start_response, answer_of(self._answer(environ)))
+        return given if environ["REQUEST_METHOD"] != "HEAD" else []
 
     def _answer(self, environ: WSGIEnvironment) -> WebhookResponse:
         method = environ["REQUEST_METHOD"]
@@ -83,17 +82,25 @@ class WebhookApp:
         return self.receiver.receive(method, request_url(environ), request_headers(environ), body)
 
 
-def check_sync(receiver: Any, where: str) -> WebhookReceiver:
-    """Return a receiver that can be called without an event loop.
+webhooks = WebhookApp
+
+
+def idempotent(
+    store: Store | str, *, settings: Settings | None = None, **options: Any
+) -> Callable[[WSGIApp], IdempotencyMiddleware]:
+    """Guard an application that takes the ``Idempotency-Key`` header.
+
+    Takes a sync store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
-        BackendMismatchError: This is none.
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is asynchronous.
+
+    Example:
+        >>> app = idempotent("memory://", required=True)(app)  # doctest: +SKIP
     """
-    if not isinstance(receiver, WebhookReceiver):
-        raise BackendMismatchError(
-            f"{where} needs a WebhookReceiver with a sync store, got {type(receiver).__name__}"
-        )
-    return receiver
+    opened, given = ready(store, settings, options)
+    return lambda app: IdempotencyMiddleware(app, opened, settings=given)
 
 
 # Requests

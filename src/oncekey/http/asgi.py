@@ -12,20 +12,28 @@ from typing import Any, Final
 from oncekey._core.call import agive_up, aopen_claim, arecord, guarded
 from oncekey._core.drive import arun
 from oncekey.abc import AsyncStore
-from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.errors import ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
-from oncekey.http.entry import aidentify
+from oncekey.http.entry import aidentify, aready
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.problems import Refusal, unread
-from oncekey.http.rules import Rules, settings_of
+from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
 from oncekey.models import Scope
 from oncekey.policy import milliseconds
-from oncekey.stores.urls import aconnect
 
-__all__ = ["IdempotencyMiddleware", "LateMiddleware", "claim_now", "ready"]
+__all__ = [
+    "ASGIApp",
+    "ASGIScope",
+    "IdempotencyMiddleware",
+    "LateMiddleware",
+    "Receive",
+    "Send",
+    "claim_now",
+    "send_answer",
+]
 
 ASGIScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -38,25 +46,6 @@ MARK: Final = "oncekey.http"  # in the scope of a request that is guarded alread
 BYPASSES: Final = frozenset(
     {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
 )
-
-
-def ready(
-    store: AsyncStore | str, settings: Settings | None, options: dict[str, Any]
-) -> tuple[AsyncStore, Settings]:
-    """An open store and checked settings, from what somebody gave.
-
-    Raises:
-        PolicyError: An option can't work.
-        BackendMismatchError: The store is synchronous.
-    """
-    checked = settings_of(settings, options)
-    opened = aconnect(store) if isinstance(store, str) else store
-    if not isinstance(opened, AsyncStore):
-        raise BackendMismatchError(
-            f"this needs an async store, got {type(store).__name__}: pass a URL, MemoryBackend(), "
-            "AsyncSQLiteStore('file.db') or aconnect(url)"
-        )
-    return opened, checked
 
 
 class IdempotencyMiddleware:
@@ -91,7 +80,7 @@ class IdempotencyMiddleware:
         **options: Any,
     ) -> None:
         self.app = app
-        self.store, checked = ready(store, settings, options)
+        self.store, checked = aready(store, settings, options)
         self.rules = Rules(checked)
         grace = checked.disconnect_grace
         self.grace = None if grace is None else milliseconds(grace, "disconnect_grace") / 1000
@@ -111,10 +100,10 @@ class IdempotencyMiddleware:
                 exchange = _Exchange(self, key, facts, receive, send)
                 instead = await self.enter(exchange)
         except Refusal as no:
-            await _send(send, rules.refusal(no))
+            await send_answer(send, rules.refusal(no))
             return
         except SlowBodyError as slow:
-            await _send(send, rules.refusal(unread(slow)))
+            await send_answer(send, rules.refusal(unread(slow)))
             return
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
@@ -129,7 +118,7 @@ class IdempotencyMiddleware:
         else:
             if self.admit is not None:
                 await self.admit(scope)
-            await _send(send, instead)
+            await send_answer(send, instead)
 
     async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Let a request through that is not guarded, or not by this."""
@@ -183,7 +172,7 @@ class IdempotencyMiddleware:
             await agive_up(self.store, exchange.job, claim, error)
             if lost:
                 told = self.rules.refusal(self.rules.failure(error))  # type: ignore[arg-type]
-                await _send(exchange.real_send, told)
+                await send_answer(exchange.real_send, told)
         return lost  # stopped in the middle of its answer, which ends here
 
 
@@ -317,7 +306,7 @@ class _Exchange(Exchange):
             return
         self.began_to_answer = True
         if self.instead is not None:
-            await _send(self.real_send, self.instead)
+            await send_answer(self.real_send, self.instead)
             return
         if self.rules.settings.expose_cors:
             start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
@@ -359,15 +348,15 @@ def _harmless(extensions: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in extensions.items() if name not in BYPASSES}
 
 
-async def _send(send: Send, answer: Answer) -> None:
-    """Send a whole answer."""
+async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
+    """Send a whole answer; without its body to a ``HEAD`` request."""
     status, headers, body = answer
     body = body or b""
     fields = list(headers)
     if status >= 200 and status not in (204, 304):
         fields.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": b"" if head else body})
 
 
 # Where the application says when

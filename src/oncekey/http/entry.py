@@ -1,17 +1,53 @@
-"""Who calls, asked in both forms: they differ by what is awaited."""
+"""What is opened and asked for a guard, in both forms: they differ by what is awaited."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from oncekey._core.drive import arun, run
 from oncekey.abc import AsyncStore, Store
-from oncekey.errors import OncekeyError
+from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.http.facts import Facts
-from oncekey.http.rules import Rules
+from oncekey.http.rules import Rules, settings_of
+from oncekey.http.settings import Settings
 from oncekey.models import Scope
+from oncekey.stores.urls import aconnect, connect
 
-__all__ = ["aidentify", "identify"]
+__all__ = ["aidentify", "aready", "identify", "ready"]
+
+
+def ready(
+    store: Store | str, settings: Settings | None, options: dict[str, Any]
+) -> tuple[Store, Settings]:
+    """An open store and checked settings, from what somebody gave.
+
+    Raises:
+        PolicyError: An option can't work.
+        BackendMismatchError: The store is of the other kind.
+    """
+    checked = settings_of(settings, options)
+    opened = connect(store) if isinstance(store, str) else store
+    if isinstance(opened, Store):
+        return opened, checked
+    raise BackendMismatchError(
+        f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
+        "SQLiteStore('file.db') or connect(url)"
+    )
+
+
+def aready(
+    store: AsyncStore | str, settings: Settings | None, options: dict[str, Any]
+) -> tuple[AsyncStore, Settings]:
+    """See ``ready``."""
+    checked = settings_of(settings, options)
+    opened = aconnect(store) if isinstance(store, str) else store
+    if isinstance(opened, AsyncStore):
+        return opened, checked
+    raise BackendMismatchError(
+        f"this needs an async store, got {type(store).__name__}: pass a URL, AsyncMemoryStore(), "
+        "AsyncSQLiteStore('file.db') or aconnect(url)"
+    )
 
 
 def identify(rules: Rules, store: Store, facts: Facts) -> Scope:

@@ -13,10 +13,9 @@ from oncekey._core.call import CURRENT, Job, Result, acall, call
 from oncekey._core.drive import arun, run
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import OncekeyError
-from oncekey.http import asgi, wsgi
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError
-from oncekey.http.entry import aidentify, identify
+from oncekey.http.entry import aidentify, aready, identify, ready
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
@@ -148,7 +147,7 @@ class Routes(_Routes):
     def __init__(
         self, store: Store | str, *, settings: Settings | None = None, **options: Any
     ) -> None:
-        self.store, checked = wsgi.ready(store, settings, options)
+        self.store, checked = ready(store, settings, options)
         super().__init__(checked)
 
     def run(self, key: str, facts: Facts, body: bytes, view: Callable[[], Seen[R]]) -> R | Answer:
@@ -177,7 +176,7 @@ class AsyncRoutes(_Routes):
     def __init__(
         self, store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
     ) -> None:
-        self.store, checked = asgi.ready(store, settings, options)
+        self.store, checked = aready(store, settings, options)
         super().__init__(checked)
 
     async def run(

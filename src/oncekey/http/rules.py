@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from oncekey._core.call import Job, Result, refusal
+from oncekey._core.call import Job, Result
 from oncekey._core.flows import Claim, Plan
 from oncekey.errors import (
     AnswerOmittedError,
@@ -36,7 +36,7 @@ from oncekey.http.fingerprint import fingerprint
 from oncekey.http.header import is_plain_key, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
-from oncekey.models import ClaimReply, Key, Scope, Verdict
+from oncekey.models import ClaimReply, Key, Scope
 from oncekey.policy import milliseconds
 
 __all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
@@ -158,9 +158,7 @@ class Rules:
         if isinstance(claim, Claim):
             self.limits.count(job, claim)
             return claim
-        if claim.verdict is not Verdict.REPLAY:
-            raise refusal(claim, job.operation, job.plan.terms)
-        answer: Answer = job.codec.decode(claim.answer or b"")
+        answer: Answer = job.replay(claim)
         if self.local is not None:
             self.local.put(job, answer)
         return self.replay(answer, facts)

@@ -18,43 +18,21 @@ __all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
 
 DRAFT: Final = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
-STORED_HEADERS: Final = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-location",
-        "content-type",
-        "etag",
-        "last-modified",
-        "link",
-        "location",
-        "vary",
-        # What makes an answer safe to look at: a replay must be no less so.
-        "access-control-allow-credentials",
-        "access-control-allow-origin",
-        "access-control-expose-headers",
-        "content-security-policy",
-        "content-security-policy-report-only",
-        "cross-origin-embedder-policy",
-        "cross-origin-embedder-policy-report-only",
-        "cross-origin-opener-policy",
-        "cross-origin-opener-policy-report-only",
-        "cross-origin-resource-policy",
-        "origin-agent-cluster",
-        "permissions-policy",
-        "referrer-policy",
-        "strict-transport-security",
-        "timing-allow-origin",
-        "x-content-type-options",
-        "x-download-options",
-        "x-frame-options",
-        "x-permitted-cross-domain-policies",
-        "x-robots-tag",
-        "x-xss-protection",
-    }
-)
+# fmt: off
+STORED_HEADERS: Final = frozenset((
+    "cache-control", "content-disposition", "content-encoding", "content-language",
+    "content-location", "content-type", "etag", "last-modified", "link", "location", "vary",
+    # What makes an answer safe to look at: a replay must be no less so.
+    "access-control-allow-credentials", "access-control-allow-origin",
+    "access-control-expose-headers", "content-security-policy",
+    "content-security-policy-report-only", "cross-origin-embedder-policy",
+    "cross-origin-embedder-policy-report-only", "cross-origin-opener-policy",
+    "cross-origin-opener-policy-report-only", "cross-origin-resource-policy",
+    "origin-agent-cluster", "permissions-policy", "referrer-policy",
+    "strict-transport-security", "timing-allow-origin", "x-content-type-options",
+    "x-download-options", "x-frame-options", "x-permitted-cross-domain-policies",
+    "x-robots-tag", "x-xss-protection",
+))
 """What is kept of an answer's headers, unless more is asked for."""
 
 NEVER_STORED: Final = frozenset(
@@ -62,19 +40,11 @@ NEVER_STORED: Final = frozenset(
 )
 """What belongs to one caller at one time: never kept, even if asked for."""
 
-FRAMING: Final = frozenset(
-    {
-        "connection",
-        "content-length",
-        "content-range",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+FRAMING: Final = frozenset((
+    "connection", "content-length", "content-range", "keep-alive", "proxy-connection", "te",
+    "trailer", "transfer-encoding", "upgrade",
+))
+# fmt: on
 """What says how one message is sent: a replay is sent in its own way."""
 
 # What means "finally refused", beside "done" (2xx and 3xx). Of the others, 401, 404 or 422 may be
@@ -185,17 +155,13 @@ class Settings:
             raise PolicyError("methods must be a list of methods, such as ['POST', 'PATCH']")
         if isinstance(self.stored_headers, str):
             raise PolicyError("stored_headers must be a list of names")
-        never = {name.lower() for name in self.stored_headers} & NEVER_STORED
-        if never:
+        more = {name.lower() for name in self.stored_headers}
+        if never := ", ".join(sorted(more & NEVER_STORED)):
             raise PolicyError(
-                f"{', '.join(sorted(never))} must not be replayed to a retry: set it outside of "
-                "the guarded handler"
+                f"{never} must not be replayed to a retry: set it outside of the guarded handler"
             )
-        framing = {name.lower() for name in self.stored_headers} & FRAMING
-        if framing:
-            raise PolicyError(
-                f"{', '.join(sorted(framing))} can't be stored: the server says it of each answer"
-            )
+        if framing := ", ".join(sorted(more & FRAMING)):
+            raise PolicyError(f"{framing} can't be stored: the server says it of each answer")
         if self.profile not in ("ietf", "stripe"):
             raise PolicyError(f"profile must be 'ietf' or 'stripe', got {self.profile!r}")
         if self.anonymous not in ("refuse", "shared"):

@@ -16,43 +16,23 @@ from oncekey._core.drive import run
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey.abc import Store
-from oncekey.errors import BackendMismatchError, ClaimLostError, OncekeyError, StoreError
+from oncekey.errors import ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, wsgi_body
-from oncekey.http.entry import identify
+from oncekey.http.entry import identify, ready
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.problems import Refusal, unread
-from oncekey.http.rules import Rules, settings_of
+from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
-from oncekey.stores.urls import connect
 
-__all__ = ["IdempotencyMiddleware", "ready"]
+__all__ = ["IdempotencyMiddleware", "WSGIApp", "give_answer"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 MARK: Final = "oncekey.http"  # in the environ of a request that is guarded already
-
-
-def ready(
-    store: Store | str, settings: Settings | None, options: dict[str, Any]
-) -> tuple[Store, Settings]:
-    """An open store and checked settings, from what somebody gave.
-
-    Raises:
-        PolicyError: An option can't work.
-        BackendMismatchError: The store is asynchronous.
-    """
-    checked = settings_of(settings, options)
-    opened = connect(store) if isinstance(store, str) else store
-    if not isinstance(opened, Store):
-        raise BackendMismatchError(
-            f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
-            "SQLiteStore('file.db') or connect(url)"
-        )
-    return opened, checked
 
 
 class IdempotencyMiddleware:
@@ -97,14 +77,14 @@ class IdempotencyMiddleware:
             key = rules.key(facts)
             entered = None if key is None else self._enter(key, facts, start_response)
         except Refusal as no:
-            return _give(start_response, rules.refusal(no))
+            return give_answer(start_response, rules.refusal(no))
         except ClientGoneError as error:
-            return _give(start_response, rules.refusal(unread(error)))
+            return give_answer(start_response, rules.refusal(unread(error)))
         # Not in the block above: what the application raises is its own affair.
         if entered is None:
             return self.app(environ, start_response)
         if isinstance(entered, Answer):
-            return _give(start_response, entered)
+            return give_answer(start_response, entered)
         exchange, body = entered
         child = {**environ, MARK: True, "wsgi.input": io.BytesIO(body)}
         child["CONTENT_LENGTH"] = str(len(body))
@@ -266,7 +246,7 @@ class _Exchange(Exchange):
         self._record(None if self.parts is None else b"".join(self.parts))
         if self.instead is not None:
             self.began_to_answer = True
-            _give(self._real_start, self.instead)
+            give_answer(self._real_start, self.instead)
         else:
             self._begin()
 
@@ -289,7 +269,7 @@ def _texts(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in fields]
 
 
-def _give(start_response: StartResponse, answer: Answer) -> list[bytes]:
+def give_answer(start_response: StartResponse, answer: Answer) -> list[bytes]:
     """A whole answer."""
     status, headers, body = answer
     body = body or b""
