@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import oncekey.signatures
-from oncekey import MemoryBackend, MemoryStore, PolicyError
+from oncekey import MemoryBackend, MemoryStore, PolicyError, aconnect
 from oncekey.cli import main
 from oncekey.errors import BackendMismatchError
 from oncekey.receiver import AsyncWebhookReceiver, WebhookEvent, WebhookReceiver
-from oncekey.signatures import provider
+from oncekey.signatures import Ack, Item, Verdict, provider
 from oncekey.signatures.verdict import CODES
 from oncekey.testing import sample
 
@@ -147,3 +147,37 @@ def test_every_provider_is_printed_with_all_that_is_known(
         page = capsys.readouterr().out
         assert all(text in page for text in (facts.title, facts.source, str(facts.retention)))
         assert all(text in page for text in (facts.notes, facts.retries, facts.redelivery))
+
+
+def _own(methods: dict[str, Any]) -> Any:
+    """Stripe's provider as a class of somebody's own, with these methods."""
+    maker = sample("stripe").provider
+    own = type("Own", (type(maker),), methods)
+    made = own.__new__(own)
+    made.__dict__.update(maker.__dict__)
+    return made
+
+
+async def test_what_a_provider_of_somebodys_own_says_is_what_counts() -> None:
+    """Verify, the events and the endpoint's test are asked of the class that overrides them."""
+    refuses = {"verify": lambda self, *given, now=None: Verdict.rejected("own_rule", "no")}
+    renames = {"items": lambda self, *given: [Item("own-id", "own.type", {})]}
+    greets = {"handshake": lambda self, body: Ack(202, b"hello")}
+    found = []
+    for methods in (refuses, renames, greets):
+        provider, delivery = _own(methods), sample("stripe")
+        seen: list[str] = []
+        for receiver in (
+            WebhookReceiver(provider, MemoryStore()),
+            AsyncWebhookReceiver(provider, aconnect("memory://")),
+        ):
+            receiver.on()(lambda event, seen=seen: seen.append(event.id))
+            answer: Any = receiver.receive(*delivery)
+            answer = await answer if inspect.isawaitable(answer) else answer
+            found.append((answer.status, answer.code, [*seen]))
+            seen.clear()
+    assert found == [
+        *[(401, "own_rule", [])] * 2,
+        *[(200, "", ["own-id"])] * 2,
+        *[(202, "handshake", [])] * 2,
+    ]
