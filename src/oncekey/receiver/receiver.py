@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from oncekey._core.call import CURRENT, Result, acall, call, is_async
 from oncekey._core.drive import Flow, Op, arun, run
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncWebhookReceiver", "WebhookReceiver"]
 
 H = TypeVar("H", bound=Handler)
+S = TypeVar("S", Store, AsyncStore)
 
 
-class _Receiver:
+class _Receiver(Generic[S]):
     """All of a receiver but what differs with the store: how a handler is run, and waited for.
 
     Attributes:
@@ -51,8 +52,18 @@ class _Receiver:
     """
 
     _store: Any
+    _kind: ClassVar[type[Any]]
+    _connect: ClassVar[Any]
+    _needs: ClassVar[str]
 
-    def __init__(self, provider: Provider, settings: ReceiverSettings | None, options: Any) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        store: S | str,
+        *,
+        settings: ReceiverSettings | None = None,
+        **options: Any,
+    ) -> None:
         if settings is not None and options:
             raise PolicyError("give a ReceiverSettings or single options, not both")
         try:
@@ -62,6 +73,10 @@ class _Receiver:
         self._decisions = Decisions(provider, settings)
         self.provider = provider
         self.settings = settings
+        opened = self._connect(store) if isinstance(store, str) else store
+        if not isinstance(opened, self._kind):
+            raise BackendMismatchError(f"{self._needs}, got {type(store).__name__}")
+        self._use(opened)
 
     def _use(self, store: Store | AsyncStore) -> None:
         """Keep records in this store, and nonces where the provider's rules want that."""
@@ -160,7 +175,7 @@ class _Receiver:
             return failed(error)
 
 
-class WebhookReceiver(_Receiver):
+class WebhookReceiver(_Receiver[Store]):
     """Receives webhooks: verifies, dedups, and runs each event's handler once.
 
     Args:
@@ -173,24 +188,14 @@ class WebhookReceiver(_Receiver):
         BackendMismatchError: The store is asynchronous.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        store: Store | str,
-        *,
-        settings: ReceiverSettings | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(provider, settings, options)
-        store = connect(store) if isinstance(store, str) else store
-        if not isinstance(store, Store):
-            raise BackendMismatchError(
-                f"WebhookReceiver needs a sync store, got {type(store).__name__}: pass connect(url)"
-                ", or use AsyncWebhookReceiver"
-            )
-        if getattr(provider, "is_async", False):
+    _kind = Store
+    _connect = staticmethod(connect)
+    _needs = "WebhookReceiver needs a sync store: pass connect(url), or use AsyncWebhookReceiver"
+
+    def _use(self, store: Store | AsyncStore) -> None:
+        if getattr(self.provider, "is_async", False):
             raise BackendMismatchError("this provider must be awaited: use AsyncWebhookReceiver")
-        self._use(store)
+        super()._use(store)
 
     def _check_handler(self, handler: Handler) -> None:
         super()._check_handler(handler)
@@ -245,28 +250,18 @@ class WebhookReceiver(_Receiver):
         self._store.close()
 
 
-class AsyncWebhookReceiver(_Receiver):
+class AsyncWebhookReceiver(_Receiver[AsyncStore]):
     """Receives webhooks in an event loop. Takes what ``WebhookReceiver`` takes, an async store.
 
     Handlers may be async or not; one that is not blocks the loop while it runs.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        store: AsyncStore | str,
-        *,
-        settings: ReceiverSettings | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(provider, settings, options)
-        store = aconnect(store) if isinstance(store, str) else store
-        if not isinstance(store, AsyncStore):
-            raise BackendMismatchError(
-                f"AsyncWebhookReceiver needs an async store, got {type(store).__name__}: pass "
-                "aconnect(url), or use WebhookReceiver"
-            )
-        self._use(store)
+    _kind = AsyncStore
+    _connect = staticmethod(aconnect)
+    _needs = "AsyncWebhookReceiver needs an async store: pass aconnect(url), or use WebhookReceiver"
+
+    def _use(self, store: Store | AsyncStore) -> None:
+        super()._use(store)
         nothing_to_await = is_ours(self._verifier, "averify") and is_ours(self._verifier, "ajudge")
         self._awaits = hasattr(self._verifier, "averify") and not nothing_to_await
         self._judges = self._judges and not self._awaits

@@ -127,7 +127,7 @@ class ReceiverSettings:
                 f"{provider_retention / DAY:g} days: a copy that comes later is handled again. "
                 f"Leave retention= out, or pass {provider_retention}",
                 RetentionWarning,
-                stacklevel=5,  # where the receiver is made
+                stacklevel=4,  # where the receiver is made
             )
         return Terms(
             lease_ms=milliseconds(self.lease, "lease", least=20),
