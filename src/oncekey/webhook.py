@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oncekey._core.call import in_background
 from oncekey._core.deliveries import (
-    MIN_TTL_SECONDS,
     Deliveries,
     Sender,
     VerifiedSender,
@@ -26,7 +24,7 @@ from oncekey._core.deliveries import (
     WebhookDedupClaim,
 )
 from oncekey._core.transact import AsyncTransaction, Transaction
-from oncekey.abc import Clock, ClockInjectable, IdempotencyBackend, Store
+from oncekey.abc import IdempotencyBackend, Store
 from oncekey.canonical import sha256_hex
 from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.instrument import events
@@ -51,14 +49,7 @@ def _payload_hash(payload: Any) -> str:
     return sha256_hex(payload)
 
 
-def _with_clock(store: Any, clock: Clock) -> Any:
-    """The store on the injected clock; a server's own clock is never replaced."""
-    if clock is not time.time and isinstance(store, ClockInjectable):
-        return store.with_clock(clock)
-    return store
-
-
-class AsyncWebhookDedup(Deliveries):
+class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
     """Which webhook deliveries were seen, by verified sender and key.
 
     ``sender_id`` must come from the verified signature, never from the payload: whoever may choose
@@ -89,19 +80,8 @@ class AsyncWebhookDedup(Deliveries):
         (True, False)
     """
 
-    def __init__(
-        self,
-        backend: IdempotencyBackend,
-        ttl_seconds: int = MIN_TTL_SECONDS,
-        *,
-        namespace: str = "webhook",
-        clock: Clock = time.time,
-        processing_ttl_seconds: int | None = None,
-        require_verified: bool = False,
-    ) -> None:
-        super().__init__(ttl_seconds, namespace, processing_ttl_seconds, require_verified)
-        self.backend = backend
-        self._store = _with_clock(as_async_store(backend, "AsyncWebhookDedup"), clock)
+    def _fit(self, backend: IdempotencyBackend) -> Any:
+        return as_async_store(backend, "AsyncWebhookDedup")
 
     async def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. True exactly once in the window, whoever else asks at the same time.
@@ -237,7 +217,7 @@ class AsyncWebhookDedup(Deliveries):
         return held
 
 
-class WebhookDedup(Deliveries):
+class WebhookDedup(Deliveries[Store]):
     """``AsyncWebhookDedup`` for synchronous code: the same arguments and methods, no ``await``.
 
     It also has ``complete_on``, which commits the mark together with your own writes.
@@ -253,24 +233,13 @@ class WebhookDedup(Deliveries):
         (True, False)
     """
 
-    def __init__(
-        self,
-        backend: Store,
-        ttl_seconds: int = MIN_TTL_SECONDS,
-        *,
-        namespace: str = "webhook",
-        clock: Clock = time.time,
-        processing_ttl_seconds: int | None = None,
-        require_verified: bool = False,
-    ) -> None:
-        super().__init__(ttl_seconds, namespace, processing_ttl_seconds, require_verified)
+    def _fit(self, backend: Store) -> Any:
         if not isinstance(backend, Store):
             raise BackendMismatchError(
                 f"WebhookDedup needs a sync backend, got {type(backend).__name__}: pass "
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
-        self.backend = backend
-        self._store = _with_clock(backend, clock)
+        return backend
 
     def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. See ``AsyncWebhookDedup.check_and_record``."""

@@ -6,15 +6,16 @@ All of it that does not wait for a store; ``oncekey.webhook`` has the two forms 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 from zlib import crc32
 
 from oncekey._core.call import Job
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Plan, new_owner
 from oncekey._core.transact import check_transactional
-from oncekey.abc import Markable
+from oncekey.abc import Clock, ClockInjectable, Markable
 from oncekey.errors import (
     InvalidKeyError,
     InvalidRequestError,
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("oncekey")
+
+B = TypeVar("B")
 
 MIN_TTL_SECONDS = 86_400
 MAX_TTL_SECONDS = 604_800
@@ -87,17 +90,23 @@ _KINDS = {
 }
 
 
-class Deliveries:
-    """The deliveries of one namespace."""
+class Deliveries(Generic[B]):
+    """The deliveries of one namespace.
+
+    Attributes:
+        backend: What they are kept in, as it was given.
+    """
 
     def __init__(
         self,
-        ttl_seconds: int,
-        namespace: str,
-        processing_ttl_seconds: int | None,
-        require_verified: bool,
+        backend: B,
+        ttl_seconds: int = MIN_TTL_SECONDS,
+        *,
+        namespace: str = "webhook",
+        clock: Clock = time.time,
+        processing_ttl_seconds: int | None = None,
+        require_verified: bool = False,
     ) -> None:
-        self._store: Any
         self.require_verified = require_verified
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
@@ -122,6 +131,14 @@ class Deliveries:
         )
         self._scopes: dict[Sender, Scope] = {}
         self._markers: dict[Sender, Callable[[str], bool]] = {}
+        self.backend = backend
+        self._store: Any = self._fit(backend)
+        if clock is not time.time and isinstance(self._store, ClockInjectable):
+            self._store = self._store.with_clock(clock)  # a server's own is never replaced
+
+    def _fit(self, backend: B) -> Any:
+        """The backend as a store of this form."""
+        raise NotImplementedError
 
     def _key(self, sender_id: Sender, idempotency_key: str) -> Key:
         scope = self._scopes.get(sender_id)
