@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from oncekey.errors import InvalidKeyError, PolicyError
-from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
+from oncekey.signatures.delivery import (
+    Delivery,
+    Headers,
+    RawHeaders,
+    SignedRequest,
+    as_delivery,
+    put_header,
+)
 from oncekey.signatures.event_fields import EventField, event_field, value_at
 from oncekey.signatures.handshakes import Ack, answer_to
 from oncekey.signatures.options import Secrets, as_bytes, as_secrets, check_accepted
@@ -30,21 +37,13 @@ __all__ = [
     "UnreadableError",
     "as_bytes",
     "as_secrets",
+    "put_header",
 ]
 
 DAY: Final = 86_400
 MAX_BATCH: Final = 10_000
 _AS_DOCUMENTED: Final = "as the provider documents it"
 _USABLE: Final = "send text of 1 to 255 characters without a NUL, or a whole number"
-
-
-class SignedRequest(NamedTuple):
-    """A request ready to send. ``provider.verify(*request)`` takes it as it is."""
-
-    method: str
-    url: str
-    headers: dict[str, str]
-    body: bytes
 
 
 class Proof(NamedTuple):
@@ -452,10 +451,6 @@ class Provider(ABC):
             check_clock(timestamp, now, self._past, self._future)
 
 
-def _field(text: str | None) -> EventField | None:
-    return event_field(text) if text else None
-
-
 class UnreadableError(InvalidKeyError):
     """A genuine delivery whose events can't be read.
 
@@ -485,13 +480,6 @@ def _says_json(headers: Headers) -> bool:
     return kind == "application/json" or (
         kind.startswith("application/") and kind.endswith("+json")
     )
-
-
-def put_header(fields: dict[str, str], name: str, value: str) -> None:
-    """Set a header, in place of one of the same name in any letter case."""
-    for there in [key for key in fields if key.lower() == name.lower()]:
-        del fields[there]
-    fields[name] = value
 
 
 def object_body(facts: Facts, body: bytes) -> dict[str, Any]:

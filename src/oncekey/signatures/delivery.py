@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Delivery", "Headers", "RawHeaders", "as_delivery"]
+__all__ = ["Delivery", "Headers", "RawHeaders", "SignedRequest", "as_delivery", "put_header"]
 
 RawHeaders = (
     Mapping[str, str] | Mapping[bytes, bytes] | Iterable[tuple[str, str] | tuple[bytes, bytes]]
@@ -80,3 +80,19 @@ def as_delivery(method: str, url: str, headers: RawHeaders | Headers, body: byte
         body = bytes(body)
     fields = headers if isinstance(headers, Headers) else Headers(headers)
     return Delivery(method, url, fields, body)
+
+
+class SignedRequest(NamedTuple):
+    """A request ready to send. ``provider.verify(*request)`` takes it as it is."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def put_header(fields: dict[str, str], name: str, value: str) -> None:
+    """Set a header, in place of one of the same name in any letter case."""
+    for there in [key for key in fields if key.lower() == name.lower()]:
+        del fields[there]
+    fields[name] = value
