@@ -127,18 +127,16 @@ def from_url(url: str, *, is_async: bool, timeout: float) -> Target:
         StoreConfigError: Something in it can't be understood.
     """
     scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
     query = parse_query(url)
-    rest = rest.partition("?")[0]
+    login, _, place = rest.partition("?")[0].rpartition("@")
     plain, tls, unix = _classes(is_async)
-    if scheme == "unix":
+    if scheme.lower() == "unix":
         settings = _settings(query, ("db", "username", "password"))
-        login, at, path = rest.rpartition("@")
-        _login(login if at else "", settings)
-        if not path.startswith("/"):
+        _login(login, settings)
+        if not place.startswith("/"):
             raise StoreConfigError("write unix:///path/to/redis.sock?db=0")
-        return Target(lambda: Single(unquote(path)), settings, kind=unix, timeout=timeout)
-    base, _, layout = scheme.partition("+")
+        return Target(lambda: Single(unquote(place)), settings, kind=unix, timeout=timeout)
+    base, _, layout = scheme.lower().partition("+")
     secure = base in ("rediss", "valkeys")
     known: tuple[str, ...] = ("username", "password", *(_TLS if secure else ()))
     if layout != "cluster":
@@ -151,8 +149,7 @@ def from_url(url: str, *, is_async: bool, timeout: float) -> Target:
         for name in ("username", "password")
         if f"sentinel_{name}" in settings
     }
-    login, at, place = rest.rpartition("@")
-    _login(login if at else "", settings)
+    _login(login, settings)
     hosts, _, path = place.partition("/")
     seeds = [_address(text, 26379 if layout == "sentinel" else 6379) for text in hosts.split(",")]
     kind = tls if secure else plain

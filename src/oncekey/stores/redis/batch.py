@@ -118,11 +118,13 @@ class Batches:
 
     def _plan(self, batch: Batch) -> list[Send]:
         """Put the jobs into calls, and the calls to the servers that they are for."""
-        only = self.topology.only
+        only, jobs = self.topology.only, batch.jobs
         if only is not None:
-            return [self._pack(only, self._group(batch), batch)]
+            alone = len(jobs) == 1 and jobs[0].method is not MARK
+            those = [_Call(jobs[0].method, jobs)] if alone else self._group(batch)
+            return [self._pack(only, those, batch)]
         calls: dict[Address, list[_Call]] = {}
-        for job in batch.jobs:
+        for job in jobs:
             asked = batch.asked.get(job)
             address = asked or self.topology.route(self.options.prefix + job.args[0])
             op = job.method
@@ -135,9 +137,6 @@ class Batches:
     def _group(self, batch: Batch) -> list[_Call]:
         """One call for all jobs of an operation with the same terms."""
         jobs, alone = batch.jobs, batch.alone
-        if len(jobs) == 1:
-            op: Op = jobs[0].method
-            return [_Call(op if op is not MARK else self._mark_op(jobs[0], batch), jobs)]
         groups: dict[Any, list[Job]] = {}
         for job in jobs:  # terms live as long as their job, so that the id is theirs alone
             name = (job.method, id(job.args[1]), job if job in alone else None)

@@ -140,18 +140,14 @@ class LoopLanes:
         for number, send in enumerate(sends):
             wire = self._wires.get(send.address)
             if wire is not None:
-                self._write(wire, batch, number, send)
+                until = batch.deadline if send.share == 1 else self._until(batch, send)
+                if self._watch_at is None or until < self._watch_at:
+                    self._watch_from(until)
+                wire.send(send, partial(self._advance, batch, number), until)
             else:
                 task = self._loop.create_task(self._connect(batch, number, send))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-
-    def _write(self, wire: Wire, batch: _Batch, number: int, send: Send) -> None:
-        until = batch.deadline if send.share == 1 else self._until(batch, send)
-        if self._watch_at is None or until < self._watch_at:
-            self._watch_at = until
-            self._loop.call_at(until, self._watch)
-        wire.send(send, partial(self._advance, batch, number), until)
 
     def _finish(self, batch: _Batch, problem: Exception | None) -> None:
         """Hand out what came of a batch, and plan the next."""
@@ -214,7 +210,9 @@ class LoopLanes:
                 call.future.cancel()
             raise
         else:
-            self._write(wire, batch, number, send)
+            until = self._until(batch, send)
+            self._watch_from(until)
+            wire.send(send, partial(self._advance, batch, number), until)
 
     def _forget(self, wire: Wire) -> None:
         for address, known in list(self._wires.items()):
@@ -224,6 +222,11 @@ class LoopLanes:
     def _until(self, batch: _Batch, send: Send) -> float:
         """When a send must be answered."""
         return batch.deadline - (1 - send.share) * max(0.0, batch.deadline - self._loop.time())
+
+    def _watch_from(self, until: float) -> None:
+        if self._watch_at is None or until < self._watch_at:
+            self._watch_at = until
+            self._loop.call_at(until, self._watch)
 
     def _watch(self) -> None:
         """One timer for all: it gives up the servers whose replies are overdue."""
@@ -236,8 +239,7 @@ class LoopLanes:
                 wire.fail(TimeoutError(f"no answer within {self._patience:g} s"))
         due = [wire.deadline for wire in self._wires.values() if wire.deadline is not None]
         if due:
-            self._watch_at = min(due)
-            self._loop.call_at(self._watch_at, self._watch)
+            self._watch_from(min(due))
 
     # The end
 

@@ -56,7 +56,6 @@ def command(*args: bytes) -> bytes:
     return b"*%d\r\n" % len(args) + b"".join(map(bulk, args))
 
 
-@lru_cache(1024)  # a program has few policies
 def _numbers(*values: int) -> bytes:
     return b"".join([bulk(b"%d" % value) for value in values])
 
@@ -107,8 +106,9 @@ class Scripted(Op):
         self._known = b"$7\r\nEVALSHA\r\n%b" % bulk(script.sha)
         self._source = b"$4\r\nEVAL\r\n%b" % bulk(script.source)
 
-    def head(self, terms: Any, again: bool) -> bytes:
-        """The arguments that the keys of a call share."""
+    @staticmethod
+    def head(terms: Any, again: bool) -> bytes:
+        """The arguments that the keys of a call share. Cached, as a program has few policies."""
         return b""
 
     def args(self, job: Job) -> bytes:
@@ -153,7 +153,9 @@ class _Claim(Scripted):
 
     each, shared = 2, 5
 
-    def head(self, terms: Terms, again: bool) -> bytes:
+    @staticmethod
+    @lru_cache(256)
+    def head(terms: Terms, again: bool) -> bytes:
         return _numbers(
             terms.lease_ms, terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky
         )
@@ -186,7 +188,9 @@ class _Complete(Scripted):
     each, shared = 3, 4
     settles = True
 
-    def head(self, terms: Terms, again: bool) -> bytes:
+    @staticmethod
+    @lru_cache(256)
+    def head(terms: Terms, again: bool) -> bytes:
         return _numbers(terms.ttl_ms, terms.skew_ms, terms.remember_ms, terms.sticky)
 
     def args(self, job: Job) -> bytes:
@@ -205,7 +209,9 @@ class _Renew(Scripted):
 
     each, shared = 2, 3
 
-    def head(self, terms: Terms, again: bool) -> bytes:
+    @staticmethod
+    @lru_cache(256)
+    def head(terms: Terms, again: bool) -> bytes:
         return _numbers(terms.lease_ms, terms.ttl_ms, terms.sticky)
 
     def args(self, job: Job) -> bytes:
@@ -219,7 +225,9 @@ class _Release(Scripted):
     each, shared = 2, 1
     settles = True
 
-    def head(self, terms: Any, again: bool) -> bytes:
+    @staticmethod
+    @lru_cache(256)
+    def head(terms: Any, again: bool) -> bytes:
         return b"$1\r\n%d\r\n" % again
 
     def args(self, job: Job) -> bytes:
@@ -232,7 +240,9 @@ class _Mark(Scripted):
 
     each, shared = 1, 3
 
-    def head(self, terms: Terms, again: bool) -> bytes:
+    @staticmethod
+    @lru_cache(256)
+    def head(terms: Terms, again: bool) -> bytes:
         return _numbers(terms.ttl_ms, terms.skew_ms, terms.remember_ms)
 
     def args(self, job: Job) -> bytes:
