@@ -20,7 +20,7 @@ import harness
 import targets
 from harness import Case, Options, new_keys
 
-from oncekey import AsyncOnce, IdempotencyStore, MemoryBackend, MemoryStore, Once
+from oncekey import AsyncMemoryStore, AsyncOnce, IdempotencyStore, MemoryStore, Once
 
 WRAP = "**oncekey** wrap"
 ADCP_WRAP = "adcp wrap"
@@ -70,7 +70,7 @@ Pay = Callable[[dict[str, Any]], Any]
 
 
 def our_wrap(answer: dict[str, Any]) -> Pay:
-    @IdempotencyStore(MemoryBackend()).wrap
+    @IdempotencyStore(AsyncMemoryStore()).wrap
     async def pay(params: dict[str, Any], context: Any = None) -> dict[str, Any]:
         return answer
 
@@ -175,7 +175,7 @@ def async_once_case(count: int, seed: int) -> Case:
     keys = new_keys(count, seed)
 
     async def go() -> dict[str, float]:
-        @AsyncOnce(MemoryBackend(), scope="bench")(key="order")
+        @AsyncOnce(AsyncMemoryStore(), scope="bench")(key="order")
         async def charge(order: str, cents: int) -> dict[str, Any]:
             return {"order": order, "charged": cents}
 

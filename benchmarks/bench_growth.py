@@ -31,7 +31,7 @@ from bench_sqlite import in_tasks
 from harness import new_keys
 
 import servers
-from oncekey import AsyncPostgresStore, AsyncRedisStore, AsyncSQLiteStore, MemoryBackend
+from oncekey import AsyncMemoryStore, AsyncPostgresStore, AsyncRedisStore, AsyncSQLiteStore
 from oncekey.models import Key, Scope, Terms
 
 RESULTS = Path(__file__).with_name("growth.json")
@@ -73,8 +73,8 @@ async def memory(directory: str) -> AsyncIterator[Grown]:
         gc.collect()
         return resident() - base
 
-    backend = MemoryBackend()
-    await filled_by(MemoryBackend())(0, CHUNK)  # warm
+    backend = AsyncMemoryStore()
+    await filled_by(AsyncMemoryStore())(0, CHUNK)  # warm
     gc.collect()
     base = resident()
     yield Grown(backend, filled_by(backend), room)

@@ -84,11 +84,11 @@ def bare_fastapi(_: str) -> Any:
 
 def guarded(bare: Callable[[str], Any], **options: Any) -> Callable[[str], Any]:
     def app(_: str) -> Any:
-        from oncekey import MemoryBackend
+        from oncekey import AsyncMemoryStore
         from oncekey.http.asgi import IdempotencyMiddleware
 
         # One caller sends all of it.
-        return IdempotencyMiddleware(bare(_), MemoryBackend(), max_new_keys=None, **options)
+        return IdempotencyMiddleware(bare(_), AsyncMemoryStore(), max_new_keys=None, **options)
 
     return app
 

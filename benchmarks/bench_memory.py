@@ -19,7 +19,7 @@ import harness
 import targets
 from harness import Case, Options, Samples, new_keys
 
-from oncekey import AsyncWebhookDedup, MemoryBackend
+from oncekey import AsyncMemoryStore, AsyncWebhookDedup
 from oncekey.testing import ManualClock
 
 DAY = 86_400
@@ -65,13 +65,13 @@ def dict_store(clock: Clock) -> Store:
 
 
 def oncekey_first(clock: Clock) -> Store:
-    backend = MemoryBackend(clock=clock)
+    backend = AsyncMemoryStore(clock=clock)
     mark = AsyncWebhookDedup(backend).check_and_record
     return Store(lambda key: mark("sender-1", key), None, backend)
 
 
 def oncekey_claim(clock: Clock) -> Store:
-    backend = MemoryBackend(clock=clock)
+    backend = AsyncMemoryStore(clock=clock)
     return dedup_store(AsyncWebhookDedup(backend), backend)
 
 
