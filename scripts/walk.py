@@ -3,6 +3,7 @@
     python scripts/walk.py                    # a table; --json and --markdown for other readers
     python scripts/walk.py --trace once       # one walk, step by step
     python scripts/walk.py --way asgi         # one way only
+    python scripts/walk.py --write            # put the table into docs/reference/performance.md
     python scripts/size.py                    # lines of source, long files, long functions
 
 Needs what the tests need (``make walk`` sees to it). The package that is walked is the one that
@@ -25,6 +26,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -40,6 +42,16 @@ from typing import Any
 import size
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "performance.md"
+MARKED = re.compile(r"(<!-- walk -->\n).*?(<!-- /walk -->)", re.DOTALL)
+# Commit 703fd5b: frames, functions, files, changes of file; lines and files of source.
+BEFORE = {
+    "fastapi": (252, 163, 34, 124),
+    "asgi": (186, 126, 28, 97),
+    "once": (101, 76, 19, 53),
+    "sqlalchemy": (229, 118, 21, 101),
+}
+BEFORE_SIZE = (38_159, 206)
 WARM_UP = 30
 WALKS = 9
 
@@ -352,11 +364,15 @@ async def _walked(way: str, servers: Servers, recorder: Recorder) -> Walk:
     return next(walk for walk in walks if walk.frames == usual)
 
 
-def walked(ways: list[str]) -> dict[str, Walk]:
-    """Take the walks."""
+def _package() -> Path:
     import oncekey
 
-    recorder = Recorder(Path(oncekey.__file__).resolve().parent)
+    return Path(oncekey.__file__).resolve().parent
+
+
+def walked(ways: list[str]) -> dict[str, Walk]:
+    """Take the walks."""
+    recorder = Recorder(_package())
     recorder.install()
     with contextlib.ExitStack() as stack:
         servers = Servers(stack)
@@ -385,9 +401,18 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def _markdown(rows: list[tuple[str, ...]]) -> str:
-    ruler = ("---", *("--:" for _ in rows[0][1:]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ruler, *rows[1:]))
+def _markdown(walks: dict[str, Walk], found: size.Size) -> str:
+    """The table of the page: each way as it was, and as it is."""
+    lines = [
+        "| way | | frames | functions | files | changes of file |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for way, walk in walks.items():
+        for when, figures in (("before", BEFORE[way]), ("now", walk.figures.values())):
+            lines.append(f"| {WAYS[way][0]} | {when} | {' | '.join(map(str, figures))} |")
+    was = f"*Before* is commit 703fd5b, with {BEFORE_SIZE[0]:,} lines in {BEFORE_SIZE[1]} files"
+    lines += ["", f"{was}; now there are {found.lines:,} in {found.files}."]
+    return "\n".join(lines) + "\n"
 
 
 def _trace(walk: Walk) -> str:
@@ -408,9 +433,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trace", choices=WAYS, help="print one walk, step by step")
     parser.add_argument("--json", action="store_true", help="print figures for a program")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    parser.add_argument("--write", action="store_true", help=f"put it into {PAGE.name}")
     options = parser.parse_args(arguments)
+    if options.write and options.way:
+        parser.error("--write needs all ways")
     walks = walked([options.trace] if options.trace else options.way or list(WAYS))
     found = size.measured()
+    if options.write:
+        table = _markdown(walks, found)
+        text = PAGE.read_text("utf-8")
+        PAGE.write_text(MARKED.sub(lambda marks: f"{marks[1]}{table}{marks[2]}", text), "utf-8")
     if options.trace:
         print(_trace(walks[options.trace]))
         print(walks[options.trace].figures)
@@ -418,9 +450,9 @@ def main(arguments: list[str] | None = None) -> None:
         figures = {way: walk.figures for way, walk in walks.items()}
         print(json.dumps({"walks": figures, "size": asdict(found)}, indent=2))
     elif options.markdown:
-        print(_markdown(_rows(walks)))
-        print(f"\n{found.lines:,} lines of source in {found.files} files.")
+        print(_markdown(walks, found))
     else:
+        print(f"oncekey from {_package()}")
         print(_table(_rows(walks)))
         print(size.text(found))
 

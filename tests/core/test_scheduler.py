@@ -388,7 +388,7 @@ def test_no_interleaving_breaks_the_memory_backend(first: int) -> None:
         "IdempotencyConflictError",
         "IdempotencyInFlightError",
     }
-    assert min(endings.values()) >= 50, dict(endings)
+    assert min(endings.values()) >= scaled(120), dict(endings)
 
 
 def test_no_interleaving_breaks_the_sqlite_backend(tmp_path: Path) -> None:
