@@ -224,5 +224,8 @@ def _step(work: Coroutine[Any, Any, None], done: Any = None) -> None:
         awaited = work.send(None)
     except StopIteration:
         return
+    if awaited is None:  # it only lets others go first
+        asyncio.get_running_loop().call_soon(_step, work)
+        return
     awaited._asyncio_future_blocking = False  # so a future asks for: this is how one is awaited
     awaited.add_done_callback(functools.partial(_step, work))
