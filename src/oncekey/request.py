@@ -7,19 +7,22 @@ import functools
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import (
     Arguments,
+    Callers,
     ToolContext,
+    Whose,
     as_dict,
     awaited,
     identity,
     like,
     may_give_awaitable,
+    mismatch,
     name_of,
     not_awaitable,
 )
@@ -28,7 +31,6 @@ from oncekey._core.limiter import KeyLimit
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
-    Tx,
     acall_in_transaction,
     call_in_transaction,
     check_transactional,
@@ -37,7 +39,7 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
 from oncekey.adcp.peer import for_adcp_package
-from oncekey.adcp.profile import STRICT_KEY, Rules, account_parts, keeps_of, with_envelope
+from oncekey.adcp.profile import Rules, account_parts, keeps_of, with_envelope
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -57,8 +59,6 @@ MAX_TTL_SECONDS = 604_800
 MAX_KEY = 255
 SKEW_SECONDS = 60
 REMEMBER_SECONDS = 604_800
-CALLERS_KEPT = 10_000
-_TEXT = (str, type(None))
 
 F = TypeVar("F", bound=Callable[..., Any])
 HashFunction = Callable[[dict[str, Any]], str]
@@ -76,13 +76,6 @@ class _How:
     error_answer: ErrorAnswer | None
     on_cancel: OnCancel
     plan: Plan
-
-
-class _Whose(NamedTuple):
-    """Whose a key is."""
-
-    scope: Scope
-    payer: str  # whose new keys are counted together
 
 
 Guarded = Callable[[engine.Job, Callable[..., Any], Any, Any], Any]
@@ -145,8 +138,8 @@ class IdempotencyStore:
 
     Example:
         >>> import asyncio
-        >>> from oncekey import IdempotencyStore, MemoryBackend, ToolContext
-        >>> idempotency = IdempotencyStore(MemoryBackend(), ttl_seconds=86400)
+        >>> from oncekey import IdempotencyStore, AsyncMemoryStore, ToolContext
+        >>> idempotency = IdempotencyStore(AsyncMemoryStore(), ttl_seconds=86400)
         >>> class Seller:
         ...     @idempotency.wrap
         ...     async def create_media_buy(self, params, context=None):
@@ -228,7 +221,7 @@ class IdempotencyStore:
         )
         self._limiters = self.rules.limiters(clock)
         self._warned: set[str] = set()
-        self._known: dict[tuple[Any, Any], _Whose] = {}  # callers that were here before
+        self._callers = Callers(join_scope)
         store = backend
         if not isinstance(store, Store):
             store = as_async_store(store, "IdempotencyStore")
@@ -347,7 +340,7 @@ class IdempotencyStore:
             asynchron = isinstance(store, AsyncStore)
             target = functools.partial(awaited if asynchron else not_awaitable, handler)
         if asynchron is not isinstance(store, AsyncStore):
-            raise _mismatch(name, asynchron, store)
+            raise mismatch(name, asynchron, store)
         plain: Any = engine.acall if asynchron else engine.call
         in_tx: Any = acall_in_transaction if asynchron else call_in_transaction
 
@@ -359,7 +352,7 @@ class IdempotencyStore:
                 store,
                 how.on,
                 job,
-                lambda tx: run(*args, **_plus_tx(kwargs, tx, takes_tx)),
+                lambda tx: run(*args, **({**kwargs, "tx": tx} if takes_tx else kwargs)),
                 how.error_answer,
             )
 
@@ -428,13 +421,16 @@ class IdempotencyStore:
         name = params.get("idempotency_key")
         operation, rules = request.operation, self.rules
         if rules.strict_keys:
-            self._check_strict(name, operation, how)
+            rules.check_key(name, operation, needed=not how.read_only)
         if how.validate is not None:
             check_schema(how.validate, params, operation)
         whose = None
         if isinstance(name, str) and name:
             check_text(name, request.key_name, MAX_KEY)
-            whose = self._whose(params, context, operation)
+            if rules.bind_operation:  # then it differs with the request
+                whose = self._whose(params, context, operation)
+            else:
+                whose = self._callers.known(context)
             if whose is None:
                 if rules.require_principal:
                     raise IdempotencyScopeError(operation)
@@ -469,48 +465,21 @@ class IdempotencyStore:
             return job, None
         return job, KeyLimit(self._limiters[how.read_only], whose.payer)
 
-    def _check_strict(self, name: Any, operation: str, how: _How) -> None:
-        if name is None and how.read_only:
-            return
-        if not (isinstance(name, str) and STRICT_KEY.match(name)):
-            raise InvalidKeyError(
-                f"{operation}: idempotency_key is required, 16 to 255 characters out of "
-                "A-Z a-z 0-9 _ . : - (a UUID will do)",
-                "idempotency_key",
-            )
-
-    def _whose(self, params: dict[str, Any], context: Any, operation: str) -> _Whose | None:
-        """Whose the key is, and whose new keys are counted together. ``None``: nobody's."""
-        if self.rules.bind_operation:
-            return self._found_whose(params, context, operation)
-        who = getattr(context, "caller_identity", None), getattr(context, "tenant_id", None)
-        if type(who[0]) is not str or type(who[1]) not in _TEXT or isinstance(context, Mapping):
-            return self._found_whose(params, context, operation)
-        known = self._known.get(who)
-        if known is None:
-            known = self._found_whose(params, context, operation)
-            if known is not None:
-                if len(self._known) >= CALLERS_KEPT:
-                    self._known.clear()
-                self._known[who] = known
-        return known
-
-    def _found_whose(self, params: dict[str, Any], context: Any, operation: str) -> _Whose | None:
-        principal, tenant = identity(context)
-        if principal is None:
+    def _whose(self, params: dict[str, Any], context: Any, operation: str) -> Whose | None:
+        """Whose the key is where accounts and sessions have keys of their own."""
+        agent = self._callers.known(context)
+        if agent is None:
             return None
-        agent = join_scope(principal) if tenant is None else join_scope(tenant, principal)
-        account: tuple[str, ...] = ()
+        account = account_parts(params, context, agent.payer, self._salt)
         session: tuple[str, ...] = ()
-        if self.rules.bind_operation:
-            account = account_parts(params, context, agent, self._salt)
-            if operation == "si_send_message" and params.get("session_id") is not None:
-                session = ("session", check_text(params["session_id"], "session_id"))
+        if operation == "si_send_message" and params.get("session_id") is not None:
+            session = ("session", check_text(params["session_id"], "session_id"))
         if not account and not session:
-            return _Whose(Scope("request", agent), agent)
-        first = ("" if tenant is None else tenant, principal)
+            return agent
+        principal, tenant = identity(context)
+        first = ("" if tenant is None else tenant, "" if principal is None else principal)
         scope = Scope("request", join_scope(*first, *account, *session))
-        return _Whose(scope, join_scope(*first, *account))
+        return Whose(scope, join_scope(*first, *account))
 
     def _answer(self, params: dict[str, Any], value: Any, replayed: bool) -> Any:
         return with_envelope(value, params.get("context"), replayed=replayed)
@@ -525,20 +494,3 @@ class IdempotencyStore:
         if what not in self._warned:
             self._warned.add(what)
             warnings.warn(f"{what} This is said once for each store.", UserWarning, stacklevel=4)
-
-
-def _mismatch(name: str, asynchron: bool, store: object) -> BackendMismatchError:
-    kind = type(store).__name__
-    if asynchron:
-        return BackendMismatchError(
-            f"{name} is async but {kind} is a sync backend: pass AsyncMemoryStore(), "
-            "AsyncSQLiteStore('file.db') or aconnect(url)"
-        )
-    return BackendMismatchError(
-        f"{name} is not async but {kind} is an async backend: pass MemoryStore(), "
-        "SQLiteStore('file.db') or connect(url), or write async def"
-    )
-
-
-def _plus_tx(kwargs: dict[str, Any], tx: Tx, wanted: bool) -> dict[str, Any]:
-    return {**kwargs, "tx": tx} if wanted else kwargs

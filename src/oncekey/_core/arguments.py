@@ -8,23 +8,26 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 from oncekey._core.call import is_async
 from oncekey._core.codec import Codec
 from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequestError
-from oncekey.models import check_text, identity_text
+from oncekey.models import Scope, check_text, identity_text
 
 __all__ = [
     "Arguments",
+    "Callers",
     "Identity",
     "ToolContext",
+    "Whose",
     "as_dict",
     "awaited",
     "identity",
     "like",
     "may_give_awaitable",
+    "mismatch",
     "name_of",
     "not_awaitable",
 ]
@@ -158,6 +161,20 @@ def may_give_awaitable(handler: Callable[..., Any]) -> bool:
     return bool(found) and all(parameter.kind in variadic for parameter in found)
 
 
+def mismatch(name: str, asynchron: bool, store: object) -> BackendMismatchError:
+    """What is said of a handler and a store that do not go together."""
+    kind = type(store).__name__
+    if asynchron:
+        return BackendMismatchError(
+            f"{name} is async but {kind} is a sync backend: pass AsyncMemoryStore(), "
+            "AsyncSQLiteStore('file.db') or aconnect(url)"
+        )
+    return BackendMismatchError(
+        f"{name} is not async but {kind} is an async backend: pass MemoryStore(), "
+        "SQLiteStore('file.db') or connect(url), or write async def"
+    )
+
+
 async def awaited(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that may give something to await."""
     value = handler(*args, **kwargs)
@@ -176,7 +193,7 @@ def not_awaitable(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
             value.close()
         raise BackendMismatchError(
             "the handler gave something to await, but the backend is a sync one: pass "
-            "MemoryBackend(), AsyncSQLiteStore('file.db') or aconnect(url)"
+            "AsyncMemoryStore(), AsyncSQLiteStore('file.db') or aconnect(url)"
         )
     return value
 
@@ -227,6 +244,54 @@ def _revealed(dumped: Any, real: Any) -> Any:
         return dumped
     secret = reveal()
     return secret.hex() if isinstance(secret, bytes) else secret
+
+
+class Whose(NamedTuple):
+    """Whose a key is."""
+
+    scope: Scope
+    payer: str  # whose new keys are counted together
+
+
+_CALLERS_KEPT: Final = 10_000
+_TEXTS: Final = (str, type(None))
+
+
+class Callers:
+    """Who is calling. Who was here before is not made out anew.
+
+    Args:
+        join: One text for a tenant and a principal, different for every different pair.
+    """
+
+    def __init__(self, join: Callable[..., str]) -> None:
+        self._join = join
+        self._known: dict[tuple[Any, Any], Whose] = {}
+
+    def known(self, context: Any) -> Whose | None:
+        """Whose the keys of a context are. ``None``: it has no authenticated caller.
+
+        Raises:
+            InvalidKeyError: It has one who can't be named.
+        """
+        who = getattr(context, "caller_identity", None), getattr(context, "tenant_id", None)
+        if type(who[0]) is not str or type(who[1]) not in _TEXTS or isinstance(context, Mapping):
+            return self._made_out(context)
+        found = self._known.get(who)
+        if found is None:
+            found = self._made_out(context)
+            if found is not None:
+                if len(self._known) >= _CALLERS_KEPT:
+                    self._known.clear()
+                self._known[who] = found
+        return found
+
+    def _made_out(self, context: Any) -> Whose | None:
+        principal, tenant = identity(context)
+        if principal is None:
+            return None
+        agent = self._join(principal) if tenant is None else self._join(tenant, principal)
+        return Whose(Scope("request", agent), agent)
 
 
 def identity(context: Any) -> tuple[Identity | None, Identity | None]:

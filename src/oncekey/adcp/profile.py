@@ -15,7 +15,7 @@ from typing import Any, Final
 from oncekey._core.limiter import InsertLimiter
 from oncekey.abc import Clock
 from oncekey.canonical import canonicalize
-from oncekey.errors import InvalidRequestError, PolicyError
+from oncekey.errors import InvalidKeyError, InvalidRequestError, PolicyError
 from oncekey.models import check_text
 
 __all__ = [
@@ -58,6 +58,21 @@ class Rules:
             raise PolicyError(f"profile must be one of {', '.join(_PROFILES)}, got {profile!r}")
         base = _PROFILES[profile]
         return cls(*(base if value is None else value for value in chosen))
+
+    def check_key(self, name: object, operation: str, *, needed: bool) -> None:
+        """Refuse a key that these rules don't allow, or that is missing where it is needed.
+
+        Raises:
+            InvalidKeyError: Says how keys look.
+        """
+        if name is None and not needed:
+            return
+        if not (isinstance(name, str) and STRICT_KEY.match(name)):
+            raise InvalidKeyError(
+                f"{operation}: idempotency_key is required, 16 to 255 characters out of "
+                "A-Z a-z 0-9 _ . : - (a UUID will do)",
+                "idempotency_key",
+            )
 
     def limiters(self, clock: Clock) -> tuple[InsertLimiter, InsertLimiter] | None:
         """What counts the new keys of handlers, and of those that change nothing."""

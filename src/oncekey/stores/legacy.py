@@ -66,7 +66,7 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     )
     if not is_legacy:
         raise BackendMismatchError(
-            f"{user} needs a store, got {type(backend).__name__}: pass MemoryBackend(), "
+            f"{user} needs a store, got {type(backend).__name__}: pass AsyncMemoryStore(), "
             "AsyncSQLiteStore('file.db') or aconnect(url), or for sync code their sync twins"
         )
     warnings.warn(
