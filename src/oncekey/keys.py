@@ -234,9 +234,11 @@ def at_path(value: Any, steps: tuple[str | int, ...]) -> Any:
         if isinstance(step, int):
             if not isinstance(value, (list, tuple)) or step >= len(value):
                 return NOTHING
-        elif not isinstance(value, (dict, Mapping)) or step not in value:
+            value = value[step]
+        elif isinstance(value, (dict, Mapping)) and step in value:
+            value = value[step]
+        else:
             return NOTHING
-        value = value[step]
     return value
 
 

@@ -389,14 +389,13 @@ async def _outliving(
     the lease decides when another may run.
     """
     loop = asyncio.get_running_loop()
-    context: contextvars.Context | None = None
+    contexts: list[contextvars.Context] = []  # once it has ended: with what it has set
 
     async def alone() -> T:
-        nonlocal context
         try:
             return await work()
         finally:
-            context = contextvars.copy_context()
+            contexts.append(contextvars.copy_context())
 
     task = loop.create_task(alone())
     kept.add(task)
@@ -417,10 +416,10 @@ async def _outliving(
         bound = loop.call_later(max(0.0, left), task.cancel)
         task.add_done_callback(functools.partial(_finished_alone, job, bound))
         raise
-    # What the handler has set is seen as if it ran here.
-    for name, value in () if context is None else context.items():
-        if name.get(None) is not value:
-            name.set(value)
+    for context in contexts:  # what the handler has set is seen as if it ran here
+        for name, value in context.items():
+            if name.get(None) is not value:
+                name.set(value)
     return task.result()
 
 

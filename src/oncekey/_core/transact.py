@@ -85,10 +85,11 @@ class Transaction(Block):
             driving._must_not_stall()
             return self._store.wait(step.key, step.seconds)
         deadline = None if self._seconds is None else Deadline(self._seconds)
+        call: Any = step  # of the driver, with its arguments
         try:
             if deadline is None or self._connection is None:
-                return step[0](*step[1:])
-            return call_in_time(self._connection.raw, deadline, *step)
+                return call[0](*call[1:])
+            return call_in_time(self._connection.raw, deadline, *call)
         except Exception as error:
             if not isinstance(error, Late) and not is_drivers(error):
                 raise

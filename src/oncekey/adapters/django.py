@@ -120,23 +120,26 @@ def webhook_view(receiver: AnyReceiver) -> Callable[..., Any]:
         BackendMismatchError: It is no receiver.
         ImproperlyConfigured: Django has no settings yet.
     """
-    view: Any
     if isinstance(receiver, AsyncWebhookReceiver):
 
-        async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        async def asynchronous(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             found = _delivery(request, receiver)
             if not isinstance(found, WebhookResponse):
                 found = await deliver(receiver, *found)
             return _answered(answer_of(found))
 
+        view: Any = asynchronous
+
     else:
         sync = check_sync(receiver, "a Django view")
 
-        def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def synchronous(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             found = _delivery(request, sync)
             if not isinstance(found, WebhookResponse):
                 found = sync.receive(*found)
             return _answered(answer_of(found))
+
+        view = synchronous
 
     view.csrf_exempt = True
     view.login_required = False

@@ -162,7 +162,7 @@ idempotency = idempotent  # as it was called before
 class _BeforeReplays(IdempotencyMiddleware):
     """Litestar runs guards inside of all middleware: a replay has to be shown to them too."""
 
-    async def admit(self, scope: Any) -> None:
+    async def admit(self, scope: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         handler = scope.get("route_handler")
         if handler is not None:
             await handler.authorize_connection(connection=ASGIConnection(scope))

@@ -219,18 +219,19 @@ async def asgi_body(
     if declared is not None and (declared_length(declared) or 0) > most:
         return bytes(most + 1)
     steps: Any = receive().__await__()
+    message: Any = None
+    rest: Awaitable[Any] | None = None
     try:
-        rest: Awaitable[Any] = _Rest(steps, next(steps))
+        rest = _Rest(steps, next(steps))
     except StopIteration as end:
         message = end.value  # here already, as nearly always
         if message["type"] == "http.request" and not message.get("more_body", False):
             whole: bytes = message.get("body", b"")
             return whole if len(whole) <= most else bytes(most + 1)
-    else:
-        message = None
     body = _Body(most, None)
     async with _in_time(seconds):  # no clock is needed before something is waited for
-        message = message or await rest
+        if rest is not None:
+            message = await rest
         while True:
             if message["type"] != "http.request":
                 raise ClientGoneError

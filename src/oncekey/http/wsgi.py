@@ -130,7 +130,7 @@ class _Exchange(Exchange):
         super().__init__(rules, facts)
         self._store = store
         self.job = job
-        self.claim = claim
+        self.claim = claim  # pyright: ignore[reportIncompatibleVariableOverride]
         self._beat = Beat(store, claim, job.plan)
         self._real_start = start_response
         self._started: tuple[str, list[tuple[str, str]]] | None = None

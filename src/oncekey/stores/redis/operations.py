@@ -107,6 +107,7 @@ class Scripted(Op):
         self._source = b"$4\r\nEVAL\r\n%b" % bulk(script.source)
 
     @staticmethod
+    @lru_cache(1)
     def head(terms: Any, again: bool) -> bytes:
         """The arguments that the keys of a call share. Cached, as a program has few policies."""
         return b""

@@ -158,7 +158,8 @@ class Database(Forking):
         connection: sqlite3.Connection | None = None
         try:
             create_private(self.path)
-            opened = connection = self.open()
+            opened: sqlite3.Connection = self.open()
+            connection = opened
             patiently(lambda: self._set_up(opened), time.monotonic() + self.busy_timeout)
         except BaseException as error:
             if connection is not None:
@@ -166,7 +167,7 @@ class Database(Forking):
             if isinstance(error, sqlite3.Error):
                 raise self.named(error) from error
             raise
-        return connection
+        return opened
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()
