@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec
 
-__all__ = ["Interrupt", "SoftLimit", "every_point"]
+__all__ = ["Interrupt", "SoftLimit", "every_point", "in_own_thread"]
+
+P = ParamSpec("P")
 
 LIMIT = 20_000  # a run that has more points than this has no end
 
@@ -123,3 +127,18 @@ def every_point(*modules: ModuleType, stride: int = 1) -> Iterator[Interrupt]:
         if not interrupt.where:
             return
     raise AssertionError("a run without an end")
+
+
+def in_own_thread(test: Callable[P, None]) -> Callable[P, None]:
+    """Run a test in a thread that ends with it.
+
+    What an interrupt leaves in its thread - a context variable, an exception that a traced step
+    could not put away - is nothing that other tests should find.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(test, *args, **kwargs).result()
+
+    return run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.servers.redis import _plain_server, redis_server
-from tests.stores.interrupting import Interrupt, SoftLimit, every_point
+from tests.stores.interrupting import Interrupt, SoftLimit, every_point, in_own_thread
 
 from oncekey import (
     MemoryStore,
@@ -130,6 +130,7 @@ def shapes(once: Once) -> dict[str, Callable[[str], Any]]:
 
 
 @pytest.mark.parametrize("shape", ["call", "block"])
+@in_own_thread
 def test_a_leased_call_may_be_interrupted_anywhere(
     store: SQLiteStore, clock: ManualClock, shape: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_leased_call_may_be_interrupted_anywhere(
             usable(store, clock, name, interrupt.where)
 
 
+@in_own_thread
 def test_a_memory_store_may_be_interrupted_anywhere(clock: ManualClock) -> None:
     """The same on a memory store."""
     with MemoryStore(clock=clock) as store:
@@ -152,6 +154,7 @@ def test_a_memory_store_may_be_interrupted_anywhere(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("on", ["own", "callers", "joined", "handler"])
+@in_own_thread
 def test_a_transaction_may_be_interrupted_anywhere(
     store: SQLiteStore, clock: ManualClock, on: str, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_transaction_may_be_interrupted_anywhere(
 
 
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+@in_own_thread
 def test_opening_a_file_may_be_interrupted_anywhere(tmp_path: Path) -> None:
     """Many a step of opening a new file: it can be opened again, and holds no lock.
 
@@ -257,6 +261,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
+@in_own_thread
 def test_threads_that_share_a_batch_may_be_interrupted_anywhere(leads: bool) -> None:
     """Any step of leading or following: the other thread's call is made, or it is told."""
     for interrupt in every_point(_batching):
@@ -272,6 +277,7 @@ def test_threads_that_share_a_batch_may_be_interrupted_anywhere(leads: bool) -> 
 
 
 @pytest.mark.parametrize("where", ["postgres", "redis"])
+@in_own_thread
 def test_a_server_is_usable_after_an_interrupt_anywhere(
     where: str, request: pytest.FixtureRequest
 ) -> None:
