@@ -60,7 +60,7 @@ class Nonces(Forking):
         if not isinstance(store, (Store, AsyncStore)):
             raise BackendMismatchError(
                 f"nonces need a Store or an AsyncStore, got {type(store).__name__}: pass "
-                "connect(url), aconnect(url), MemoryStore() or MemoryBackend()"
+                "connect(url), aconnect(url), MemoryStore() or AsyncMemoryStore()"
             )
         if per_key < 1 or total < 1:
             raise PolicyError("per_key and total must be at least 1")
