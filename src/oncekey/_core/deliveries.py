@@ -13,7 +13,7 @@ from zlib import crc32
 
 from oncekey._core.call import Job
 from oncekey._core.codec import Codec
-from oncekey._core.flows import Plan, new_owner
+from oncekey._core.flows import Plan, new_owner, tell_claimed
 from oncekey._core.transact import check_transactional
 from oncekey.abc import Clock, ClockInjectable, Markable
 from oncekey.errors import (
@@ -83,11 +83,6 @@ Sender = str | VerifiedSender
 
 _WON, _REPLAY, _CONFLICT = Verdict.WON, Verdict.REPLAY, Verdict.CONFLICT
 _HANDLED = WebhookDedupClaim("handled")
-_KINDS = {
-    Verdict.REPLAY: EventKind.REPLAY,
-    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
-    Verdict.CONFLICT: EventKind.CONFLICT,
-}
 
 
 class Deliveries(Generic[B]):
@@ -176,9 +171,7 @@ class Deliveries(Generic[B]):
     def _claimed(self, key: Key, owner: bytes, mark: bytes, reply: ClaimReply) -> WebhookDedupClaim:
         verdict = reply.verdict
         if listening():
-            won = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST
-            kind = _KINDS.get(verdict, won)
-            emit(kind, key, "webhook", fence=reply.fence, attempts=reply.attempts)
+            tell_claimed(key, "webhook", reply)
         if verdict is _WON:
             token = f"{owner.hex()}.{reply.fence:x}.{crc32(mark):x}"
             # Made without the keyword machinery of named tuples, as every delivery gets one.
