@@ -437,13 +437,37 @@ def test_eight_processes_may_open_a_new_file_at_once(tmp_path: Path, made: bool)
         assert worker.stdin is not None
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    firsts = [json.loads(worker.communicate()[0]) for worker in workers]
+    said = [worker.communicate()[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 8
+    firsts = [json.loads(one) for one in said]
     assert [sum(column) for column in zip(*firsts, strict=True)] == [1] * 5
     raw = sqlite3.connect(path)
     versions = raw.execute("SELECT version FROM oncekey_schema ORDER BY version").fetchall()
     raw.close()
     assert versions == [(number,) for number, _ in module.MIGRATIONS]
+
+
+def test_a_file_that_another_process_holds_for_itself_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening waits for whoever makes the file, for longer than SQLite's own small slice."""
+    path = tmp_path / "held.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE theirs (a INTEGER)")
+    other.execute("BEGIN EXCLUSIVE")
+    pauses: list[float] = []
+
+    def let_go(seconds: float) -> None:
+        pauses.append(seconds)
+        if other.in_transaction:
+            other.execute("COMMIT")
+
+    monkeypatch.setattr(module, "SLICE", 0.0)
+    monkeypatch.setattr("oncekey.stores.sqlite.files.time.sleep", let_go)
+    with SQLiteStore(path) as store:
+        assert store.first_seen(key("after"), TERMS) is True
+    other.close()
+    assert pauses, "nobody held the file"
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(

@@ -128,8 +128,10 @@ class Database(Forking):
             check_same_thread=False,
             factory=kind,
         )
+        pragma = "PRAGMA synchronous=" + self.durability.upper()
         try:
-            connection.execute("PRAGMA synchronous=" + self.durability.upper())
+            # It reads the file, which a process that makes it may hold for itself meanwhile.
+            patiently(lambda: connection.execute(pragma), time.monotonic() + self.busy_timeout)
         except BaseException:
             connection.close()
             raise
