@@ -45,19 +45,16 @@ def guarded_task(
         PolicyError: ``in_flight`` or an option has a value that can't work.
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
-    if not key:
-        raise InvalidKeyError('say which argument is the key: key="order_id"')
-    if in_flight not in IN_FLIGHT:
-        raise PolicyError(f"in_flight must be one of {', '.join(IN_FLIGHT)}, got {in_flight!r}")
-    if not retry_seconds > 0:
-        raise PolicyError(f"retry_seconds must be above 0, got {retry_seconds!r}")
+    _check(key, in_flight, retry_seconds)
     if transactional:
         check_transactional(once.store)
     # A worker that waits for another does nothing else meanwhile.
     options = {"wait": 0, **options}
     run: Any = once._run
 
-    def give(error: IdempotencyInFlightError) -> NoReturn:
+    def give(error: IdempotencyInFlightError, work: _Work) -> NoReturn:
+        if work.begun or isinstance(error, IdempotencyRecursionError):
+            raise error  # of something that the task called; or it calls itself
         # The lease says how long a dead holder would be waited for; a live one may be done soon.
         give_way(error, min(error.retry_after or retry_seconds, retry_seconds))
 
@@ -66,20 +63,14 @@ def guarded_task(
         if callable(function) and "self" in inspect.signature(function).parameters:
             left_out.add("self")  # of a bound task, of which there is one
         binding = once.bind(function, key, left_out, options, name)
-        if isinstance(once, AsyncOnce):
 
-            @functools.wraps(function)
-            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                work = _Work(function, args, kwargs)
-                try:
-                    job = binding.job(args, kwargs)
-                    return (await run(job, work, transactional, on)).value
-                except IdempotencyInFlightError as error:
-                    if work.begun or isinstance(error, IdempotencyRecursionError):
-                        raise  # of something that the task called; or it calls itself
-                    give(error)
-
-            return asynchronous
+        @functools.wraps(function)
+        async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+            work = _Work(function, args, kwargs)
+            try:
+                return (await run(binding.job(args, kwargs), work, transactional, on)).value
+            except IdempotencyInFlightError as error:
+                give(error, work)
 
         @functools.wraps(function)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
@@ -87,13 +78,20 @@ def guarded_task(
             try:
                 return run(binding.job(args, kwargs), work, transactional, on).value
             except IdempotencyInFlightError as error:
-                if work.begun or isinstance(error, IdempotencyRecursionError):
-                    raise
-                give(error)
+                give(error, work)
 
-        return synchronous
+        return asynchronous if isinstance(once, AsyncOnce) else synchronous
 
     return decorate
+
+
+def _check(key: KeySource, in_flight: InFlight, retry_seconds: float) -> None:
+    if not key:
+        raise InvalidKeyError('say which argument is the key: key="order_id"')
+    if in_flight not in IN_FLIGHT:
+        raise PolicyError(f"in_flight must be one of {', '.join(IN_FLIGHT)}, got {in_flight!r}")
+    if not retry_seconds > 0:
+        raise PolicyError(f"retry_seconds must be above 0, got {retry_seconds!r}")
 
 
 class _Work:

@@ -224,27 +224,16 @@ def idempotent(
 
     def routes(is_async: bool) -> Any:
         # Made once: method_decorator decorates anew for every request.
+        kind: Any = AsyncRoutes if is_async else Routes
         with lock:
             if is_async not in made:
-                kind: Any = AsyncRoutes if is_async else Routes
                 made[is_async] = kind(store, settings=checked)
             return made[is_async]
 
     def decorate(view: V) -> V:
-        if hasattr(view, "view_class") or hasattr(view, "cls"):
-            raise PolicyError(
-                "as_view() and @api_view give views that authenticate inside: decorate the class "
-                "with @method_decorator(idempotent(...), name='dispatch'), or put idempotent below "
-                "@api_view"
-            )
-        if hasattr(view, "redirect_field_name"):
-            raise PolicyError(
-                "a replay would pass by @login_required or @permission_required: put idempotent "
-                "below them, next to the view"
-            )
-        instance = _instance(view)
+        _check_place(view)
         guarded: Any
-        if instance is not None:
+        if (instance := _instance(view)) is not None:
             guarded = _dispatch(routes, instance, view)
         elif iscoroutinefunction(view):
             if isinstance(store, Store):
@@ -261,6 +250,21 @@ def idempotent(
         return guarded  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _check_place(view: Any) -> None:
+    """Refuse a view whose doors are inside of it: a replay would pass them by."""
+    if hasattr(view, "view_class") or hasattr(view, "cls"):
+        raise PolicyError(
+            "as_view() and @api_view give views that authenticate inside: decorate the class "
+            "with @method_decorator(idempotent(...), name='dispatch'), or put idempotent below "
+            "@api_view"
+        )
+    if hasattr(view, "redirect_field_name"):
+        raise PolicyError(
+            "a replay would pass by @login_required or @permission_required: put idempotent "
+            "below them, next to the view"
+        )
 
 
 def by_user(request: Any) -> Any:
