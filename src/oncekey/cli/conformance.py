@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._stores import add_store, store_url
+
+if TYPE_CHECKING:
+    from oncekey.conformance import Conformance
 
 __all__ = ["add_to"]
 
@@ -18,44 +23,53 @@ def add_to(commands: Any) -> None:
         description="Runs the contract suite on the store at URL, sync and async. It adds records "
         "of its own under fresh random scopes and removes nothing.",
     )
-    parser.add_argument("url", metavar="URL", help="such as memory:// or sqlite:///file.db")
+    add_store(parser)
     parser.add_argument("--only", choices=("sync", "async"), help="one form only")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the suite and print a line a check."""
-    from oncekey.conformance import CHECKS, Conformance, arun_all, run_all
+    from oncekey.conformance import CHECKS, arun_all, run_all
     from oncekey.stores.urls import aconnect, connect
 
-    url: str = arguments.url
+    out = Output(arguments)
+    url = store_url(arguments)
     outcomes: dict[str, list[Conformance]] = {}
     if arguments.only != "async":
-        _progress(f"running {len(CHECKS)} checks, sync")
         connect(url).close()  # a wrong URL is said once, here, and not once a check
-        outcomes["sync"] = run_all(lambda: connect(url))
+        with out.progress(f"running {len(CHECKS)} checks, sync"):
+            outcomes["sync"] = run_all(lambda: connect(url))
     if arguments.only != "sync":
-        _progress(f"running {len(CHECKS)} checks, async")
 
         async def everything() -> list[Conformance]:
             await aconnect(url).aclose()
             return await arun_all(lambda: aconnect(url))
 
-        outcomes["async"] = asyncio.run(everything())
+        with out.progress(f"running {len(CHECKS)} checks, async"):
+            outcomes["async"] = asyncio.run(everything())
+    if out.as_json:
+        out.json([_plain(form, one) for form, results in outcomes.items() for one in results])
+    else:
+        _print(out, outcomes)
+    return 1 if any(one.error for results in outcomes.values() for one in results) else 0
+
+
+def _plain(form: str, result: Conformance) -> dict[str, Any]:
+    error = None if result.error is None else f"{type(result.error).__name__}: {result.error}"
+    return {"form": form, "check": result.name, "promise": result.promise, "error": error}
+
+
+def _print(out: Output, outcomes: dict[str, list[Conformance]]) -> None:
     failed = 0
     for form, results in outcomes.items():
         for result in results:
             if result.error is None:
-                print(f"ok    {form:<5}  {result.promise}")
+                out.line(f"ok    {form:<5}  {result.promise}")
                 continue
             failed += 1
-            print(f"FAIL  {form:<5}  {result.promise}")
-            print(f"             {type(result.error).__name__}: {result.error}")
+            out.line(f"FAIL  {form:<5}  {result.promise}", "red")
+            out.line(f"             {type(result.error).__name__}: {result.error}")
     total = sum(map(len, outcomes.values()))
-    print(f"{total - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
+    out.line(f"{total - failed} passed, {failed} failed")

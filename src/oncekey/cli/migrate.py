@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._stores import add_store, store_url
 from oncekey.errors import StoreConfigError
 
 __all__ = ["add_to"]
@@ -19,7 +21,7 @@ def add_to(commands: Any) -> None:
         "date. Running it again is harmless. In two steps for an upgrade without a pause: "
         "--step pre before the new code is deployed, --step post once only the new code runs.",
     )
-    parser.add_argument("url", metavar="URL", nargs="?", help="postgresql://user@host/database")
+    add_store(parser)
     parser.add_argument("--step", choices=("pre", "post"), help="one step only")
     parser.add_argument(
         "--partitions", type=int, default=0, metavar="N", help="make the table in N hash partitions"
@@ -31,6 +33,7 @@ def add_to(commands: Any) -> None:
         "--sql", action="store_true", help="print the SQL, for Alembic or a review, and change none"
     )
     parser.add_argument("--check", action="store_true", help="only look: exit 2 names any drift")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -38,25 +41,33 @@ def run(arguments: argparse.Namespace) -> int:
     """Migrate, check, or print."""
     from oncekey.stores.postgres.schema import printed
 
+    out = Output(arguments)
     if arguments.sql:
-        print(printed(arguments.step, arguments.partitions, arguments.row_security), end="")
+        sql = printed(arguments.step, arguments.partitions, arguments.row_security)
+        out.json({"sql": sql}) if out.as_json else print(sql, end="")
         return 0
-    if not arguments.url:
-        raise StoreConfigError("give the URL of a database, or --sql to print the statements")
-    if not arguments.url.startswith("postgres"):
+    url = store_url(arguments)
+    if not url.startswith("postgres"):
         raise StoreConfigError("only postgresql:// has tables to make beforehand")
     from oncekey.stores.postgres import open_sync
 
-    with open_sync(arguments.url, {}) as store:
+    with open_sync(url, {}) as store:
         if arguments.check:
-            print(f"the schema is as it should be (store {store.store_id})")
+            if out.as_json:
+                out.json({"store": store.store_id})
+            else:
+                out.line(f"the schema is as it should be (store {store.store_id})")
             return 0
         done = store.create_schema(
             step=arguments.step,
             partitions=arguments.partitions,
             row_security=arguments.row_security,
         )
+    if out.as_json:
+        out.json({"applied": done})
+        return 0
     for line in done:
-        print(f"done  {line}")
-    print(f"{len(done)} migrations applied" if done else "nothing to do: the schema is up to date")
+        out.line(f"done  {line}", "green")
+    applied = f"{len(done)} migrations applied"
+    out.line(applied if done else "nothing to do: the schema is up to date")
     return 0

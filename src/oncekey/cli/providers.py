@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+from oncekey.cli._output import add_json_option
 from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
@@ -21,7 +22,7 @@ def add_to(commands: Any) -> None:
         "prints all that is known of it, with its source and date.",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="such as stripe")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from oncekey.cli._output import Output, add_json_option
 from oncekey.cli.sign import make_provider
 from oncekey.errors import PolicyError
 
@@ -46,6 +47,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--at-once", type=int, default=1, metavar="N", help="how many to send at the same time"
     )
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -63,7 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         copies=arguments.copies,
         at_once=arguments.at_once,
     )
-    print(report)
-    for problem in report.problems:
-        print(f"- {problem}")
+    out = Output(arguments)
+    if out.as_json:
+        statuses = [answer.status for answer in report.answers]
+        out.json({"ok": report.ok, "problems": list(report.problems), "statuses": statuses})
+    else:
+        out.line(str(report))
+        for problem in report.problems:
+            out.line(f"- {problem}")
     return 0 if report.ok else 1

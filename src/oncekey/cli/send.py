@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli.sign import add_signing_options, bodies, make_provider, sign_body
 from oncekey.errors import PolicyError
 
@@ -44,7 +45,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--at-once", type=int, default=1, metavar="N", help="how many to send at the same time"
     )
-    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=10,
+        metavar="SECONDS",
+        help="how long to wait for an answer",
+    )
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,16 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Send, and print a line for each answer."""
     _check(arguments)
     maker = make_provider(arguments)
-    failed = 0
+    out = Output(arguments)
+    rows: list[_Answer] = []
     for body in bodies(arguments.files):
         requests = _copies(maker, arguments, body)
         with ThreadPoolExecutor(min(arguments.at_once, len(requests))) as pool:
             answers = list(pool.map(lambda one: _send(one, arguments.timeout), requests))
-        for answer in answers:
-            failed += not 200 <= answer.status < 300
+        rows += answers
+        for answer in () if out.as_json else answers:
             status = str(answer.status or "none")
-            print(f"{status:<5} {answer.milliseconds:7.1f} ms  {answer.text}")
-    print(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
+            out.line(f"{status:<5} {answer.milliseconds:7.1f} ms  {answer.text}")
+    failed = sum(not 200 <= one.status < 300 for one in rows)
+    if out.as_json:
+        out.json([one._asdict() for one in rows])
+    else:
+        out.line(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
     return 1 if failed else 0
 
 
@@ -101,6 +114,4 @@ def _send(request: SignedRequest, timeout: float) -> _Answer:
         status, text = 0, f"{type(error).__name__}: {error}"
     finally:
         connection.close()
-    # One line an answer, and nothing in it that a terminal would obey.
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    return _Answer(status, (time.perf_counter() - begun) * 1000, shown)
+    return _Answer(status, (time.perf_counter() - begun) * 1000, printable(text))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oncekey.cli._stores import from_environment
 from oncekey.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def add_signing_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the variable with the private key, for providers that sign with a key pair",
     )
-    parser.add_argument("--method", default="POST")
+    parser.add_argument("--method", default="POST", help="the method, POST by default")
     parser.add_argument("--event-id", metavar="ID", help="for providers that put it in a header")
     parser.add_argument("--now", type=float, metavar="SECONDS", help="the time to sign for")
     parser.add_argument(
@@ -111,9 +111,9 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
             )
         options[name] = value
     if arguments.secret_env:
-        options["secret"] = _from_environment("--secret-env", arguments.secret_env)
+        options["secret"] = from_environment("--secret-env", arguments.secret_env)
     if arguments.signing_key_env:
-        options["signing_key"] = _from_environment("--signing-key-env", arguments.signing_key_env)
+        options["signing_key"] = from_environment("--signing-key-env", arguments.signing_key_env)
     unsigned = facts.unsigned if (facts := providers().get(arguments.provider)) else {}
     if unsigned:
         options.setdefault("accept_unsigned", unsigned["what"])  # nothing is accepted here
@@ -153,13 +153,3 @@ def bodies(files: list[str]) -> Iterator[bytes]:
             yield sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         except OSError as error:
             raise PolicyError(f"{name} can't be read: {error.strerror}") from None
-
-
-def _from_environment(option: str, name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        # Not named: it may be the secret itself, typed where its variable's name belongs.
-        raise PolicyError(
-            f"{option} takes the name of an environment variable, and the one given is not set"
-        )
-    return value

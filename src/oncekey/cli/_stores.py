@@ -1,0 +1,73 @@
+"""The store that a command is about: its URL as an argument, or from the environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+
+from oncekey.errors import PolicyError
+
+__all__ = ["add_store", "add_url_env", "from_environment", "redacted", "store_url"]
+
+_WORDS = re.compile(r"(://[^/?#]*:)[^@/?#]*@")
+_SECRET = re.compile(r"([?&](?:password|passwd|sslpassword|token|secret)=)[^&#]*", re.IGNORECASE)
+
+
+def add_store(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add ``URL`` and ``--url-env``. ``optional``: the command can do without a store."""
+    parser.add_argument("url", metavar="URL", nargs="?", help="the store, as for connect()")
+    add_url_env(parser)
+    parser.set_defaults(store_optional=optional)
+
+
+def add_url_env(parser: argparse.ArgumentParser) -> None:
+    """Add ``--url-env``."""
+    parser.add_argument(
+        "--url-env", metavar="NAME", help="the environment variable that holds the store's URL"
+    )
+
+
+def store_url(arguments: argparse.Namespace) -> str:
+    """The URL of the store.
+
+    Raises:
+        PolicyError: There is none, there are two, or the variable is not set.
+    """
+    if arguments.url and arguments.url_env:
+        raise PolicyError("give the store's URL or --url-env, not both")
+    if arguments.url_env:
+        return from_environment("--url-env", arguments.url_env)
+    if not arguments.url:
+        raise PolicyError(
+            "which store? Give its URL, or --url-env NAME for one in an environment variable"
+        )
+    url: str = arguments.url
+    if redacted(url) != url:
+        print(
+            "oncekey: the URL has a password in it, which others on this machine can read in the "
+            "list of processes: put it into an environment variable, and give --url-env NAME",
+            file=sys.stderr,
+        )
+    return url
+
+
+def from_environment(option: str, name: str) -> str:
+    """The value of an environment variable that an option names.
+
+    Raises:
+        PolicyError: It is not set.
+    """
+    value = os.environ.get(name)
+    if not value:
+        # Not named: it may be the secret itself, typed where its variable's name belongs.
+        raise PolicyError(
+            f"{option} takes the name of an environment variable, and the one given is not set"
+        )
+    return value
+
+
+def redacted(url: str) -> str:
+    """A URL without the secrets in it, to be shown."""
+    return _SECRET.sub(r"\1***", _WORDS.sub(r"\1***@", url))

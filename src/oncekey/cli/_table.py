@@ -1,0 +1,41 @@
+"""Every command: its group, its module, and a line about it. Nothing of them is imported here."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["COMMANDS", "GROUPS", "START", "Command"]
+
+
+class Command(NamedTuple):
+    """A command and where it lives: ``module`` is in ``oncekey.cli`` and has ``add_to``."""
+
+    group: str
+    module: str
+    help: str
+
+
+GROUPS: Final = {
+    "look": "Look after a store",
+    "set up": "Set up and check",
+    "hooks": "Sign and send webhooks",
+    "more": "More",
+}
+
+# One line a command, in the order in which they are shown.
+COMMANDS: Final = {
+    "migrate": Command("set up", "migrate", "make or update the tables of a PostgreSQL store"),
+    "conformance": Command("set up", "conformance", "check that a store keeps the contract"),
+    "providers": Command("hooks", "providers", "list the webhook providers that are known"),
+    "sign": Command("hooks", "sign", "sign a webhook body as a provider would"),
+    "send": Command("hooks", "send", "sign webhook bodies and send them to an endpoint"),
+    "replay": Command("hooks", "replay", "make recorded webhook deliveries again"),
+    "completion": Command("more", "completion", "print the completion script of a shell"),
+}
+
+START: Final = {
+    "oncekey migrate --url-env DATABASE_URL": "make the tables of a PostgreSQL store",
+    "oncekey conformance sqlite:///scratch.db": "see what a store promises, checked",
+    "oncekey send http://localhost:8000/hooks stripe event.json --times 2": "a webhook, twice",
+}
+"""Three lines to start with: what to type, and what it is for."""
