@@ -99,8 +99,9 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
             except Exception as error:  # noqa: BLE001 - logged, or raised again
                 return self._unrecorded(sender_id, idempotency_key, error)
         key = self._key(sender_id, idempotency_key)
+        store = self._asked() if events._timers else self._store
         try:
-            first = await self._store.first_seen(key, self._terms)
+            first = await store.first_seen(key, self._terms)
         except Exception as error:  # noqa: BLE001 - the same
             return self._unrecorded(sender_id, idempotency_key, error)
         return self._recorded(key, first)
@@ -115,8 +116,9 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
             StoreError: The store failed; answer so that the sender retries.
         """
         key, owner, mark, terms = self._claim(sender_id, idempotency_key, payload_hash)
+        store = self._asked() if events._timers else self._store
         try:
-            reply = await self._store.claim(key, owner, mark, terms)
+            reply = await store.claim(key, owner, mark, terms)
         except asyncio.CancelledError:
             in_background(self._store.release(key, owner, None))  # it may have been won
             raise
@@ -131,8 +133,9 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
             WebhookDedupOwnershipError: The claim is somebody else's by now.
         """
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token, payload_hash)
-        if await self._store.complete(key, owner, fence, b"j", self._terms):
-            return self._told(EventKind.COMPLETED, key)
+        store = self._asked() if events._timers else self._store
+        if await store.complete(key, owner, fence, b"j", self._terms):
+            return self._told(EventKind.COMPLETED, key, fence)
         return self._fenced(key, payload_hash, await self._store.read(key))
 
     async def release(
@@ -146,8 +149,9 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
             WebhookDedupOwnershipError: The claim is somebody else's by now.
         """
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token, payload_hash)
-        if await self._store.release(key, owner, fence):
-            return self._told(EventKind.RELEASED, key)
+        store = self._asked() if events._timers else self._store
+        if await store.release(key, owner, fence):
+            return self._told(EventKind.RELEASED, key, fence)
         return self._fenced(key, payload_hash, await self._store.read(key))
 
     def transaction(
@@ -213,7 +217,8 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
     async def renew(self, sender_id: Sender, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim for another ``processing_ttl_seconds``. False: it is lost, stop."""
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token)
-        held: bool = await self._store.renew(key, owner, fence, self._terms)
+        store = self._asked() if events._timers else self._store
+        held: bool = await store.renew(key, owner, fence, self._terms)
         return held
 
 
@@ -250,8 +255,9 @@ class WebhookDedup(Deliveries[Store]):
             except Exception as error:  # noqa: BLE001 - logged, or raised again
                 return self._unrecorded(sender_id, idempotency_key, error)
         key = self._key(sender_id, idempotency_key)
+        store = self._asked() if events._timers else self._store
         try:
-            first = self._store.first_seen(key, self._terms)
+            first = store.first_seen(key, self._terms)
         except Exception as error:  # noqa: BLE001 - the same
             return self._unrecorded(sender_id, idempotency_key, error)
         return self._recorded(key, first)
@@ -261,15 +267,17 @@ class WebhookDedup(Deliveries[Store]):
     ) -> WebhookDedupClaim:
         """Claim a delivery. See ``AsyncWebhookDedup.claim``."""
         key, owner, mark, terms = self._claim(sender_id, idempotency_key, payload_hash)
-        return self._claimed(key, owner, mark, self._store.claim(key, owner, mark, terms))
+        store = self._asked() if events._timers else self._store
+        return self._claimed(key, owner, mark, store.claim(key, owner, mark, terms))
 
     def complete(
         self, sender_id: Sender, idempotency_key: str, payload_hash: str, claim_token: str
     ) -> bool:
         """Mark a claimed delivery as handled. See ``AsyncWebhookDedup.complete``."""
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token, payload_hash)
-        if self._store.complete(key, owner, fence, b"j", self._terms):
-            return self._told(EventKind.COMPLETED, key)
+        store = self._asked() if events._timers else self._store
+        if store.complete(key, owner, fence, b"j", self._terms):
+            return self._told(EventKind.COMPLETED, key, fence)
         return self._fenced(key, payload_hash, self._store.read(key))
 
     def complete_on(
@@ -298,7 +306,7 @@ class WebhookDedup(Deliveries[Store]):
             )
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token, payload_hash)
         if complete_on(connection, key, owner, fence, b"j", self._terms):
-            return self._told(EventKind.COMPLETED, key)
+            return self._told(EventKind.COMPLETED, key, fence)
         return self._fenced(key, payload_hash, None)
 
     def release(
@@ -306,14 +314,16 @@ class WebhookDedup(Deliveries[Store]):
     ) -> bool:
         """Give a claimed delivery back. See ``AsyncWebhookDedup.release``."""
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token, payload_hash)
-        if self._store.release(key, owner, fence):
-            return self._told(EventKind.RELEASED, key)
+        store = self._asked() if events._timers else self._store
+        if store.release(key, owner, fence):
+            return self._told(EventKind.RELEASED, key, fence)
         return self._fenced(key, payload_hash, self._store.read(key))
 
     def renew(self, sender_id: Sender, idempotency_key: str, claim_token: str) -> bool:
         """Keep a claim. See ``AsyncWebhookDedup.renew``."""
         key, owner, fence = self._held(sender_id, idempotency_key, claim_token)
-        held: bool = self._store.renew(key, owner, fence, self._terms)
+        store = self._asked() if events._timers else self._store
+        held: bool = store.renew(key, owner, fence, self._terms)
         return held
 
     def transaction(

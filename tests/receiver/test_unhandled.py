@@ -32,7 +32,8 @@ def test_a_type_without_a_handler_is_told_once(caplog: pytest.LogCaptureFixture)
     assert [(one.status, one.outcome) for one in answers] == [(200, "ignored")] * 3
     assert all(one.headers["Oncekey-Outcome"] == "ignored" for one in answers)
     assert [(one.kind, one.operation) for one in told] == [
-        (EventKind.IGNORED, "webhook stripe")
+        (EventKind.IGNORED, "webhook stripe"),
+        (EventKind.DELIVERY, "webhook stripe"),
     ] * 4
     first, second = [record.getMessage() for record in caplog.records]
     assert "no handler takes Stripe events of type 'invoice.paid'" in first

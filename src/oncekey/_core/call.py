@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, Self, TypeVar
 
 from oncekey._core.codec import DONE, Codec, omitted
-from oncekey._core.drive import Flow, Op, arun, run
+from oncekey._core.drive import Flow, Op, arun, is_async, run
 from oncekey._core.flows import (
     CURRENT,
     Claim,
@@ -43,6 +42,7 @@ from oncekey.errors import (
 )
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit
+from oncekey.instrument.timings import ended, started
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 
 __all__ = [
@@ -101,16 +101,6 @@ class Result(NamedTuple):
 
     value: Any
     replayed: bool
-
-
-def is_async(handler: Callable[..., Any]) -> bool:
-    """Whether calling ``handler`` gives something to await: also partials and objects."""
-    target = handler
-    while isinstance(target, functools.partial):
-        target = target.func
-    if asyncio.iscoroutinefunction(target):  # unlike the one of inspect, it knows all mocks
-        return True
-    return inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def refusal(reply: ClaimReply, operation: str, terms: Terms) -> IdempotencyError:
@@ -228,6 +218,8 @@ def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
 def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome."""
     claim.ended = True
+    if events._timers:
+        ended(claim)
     if store.never_waits and not events._listeners and job.keeps(value):
         # Straight to the store. If that is not all, the flow asks again, which is safe.
         answer = _encode(job, value)
@@ -240,6 +232,8 @@ def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
 def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> None:
     """Free the key after a failure."""
     claim.ended = True  # should an interrupt have come before its heartbeat was told
+    if events._timers:
+        ended(claim, error)
     run(_give_up(job, claim, error), store)
 
 
@@ -470,10 +464,14 @@ class guarded(AsyncBeat):  # noqa: N801 - read as `with guarded(...)`
     def __enter__(self) -> Self:
         self._token = CURRENT.set(self.claim)
         self._heart.add(self)
+        if events._timers:
+            started(self.claim)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.stop()
+        if events._timers:
+            ended(self.claim, error)
         try:
             CURRENT.reset(self._token)
         except ValueError:

@@ -23,6 +23,7 @@ from oncekey.errors import (
     WebhookDedupOwnershipError,
 )
 from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.instrument.timings import Timed
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 
 __all__ = [
@@ -233,10 +234,14 @@ class Deliveries(Generic[B]):
             "took it over, or the token is another delivery's. Undo or ignore this attempt's work"
         )
 
-    def _told(self, kind: EventKind, key: Key) -> bool:
+    def _told(self, kind: EventKind, key: Key, fence: int) -> bool:
         if listening():
-            emit(kind, key, "webhook")
+            emit(kind, key, "webhook", fence=fence)
         return True
+
+    def _asked(self) -> Any:
+        """The store, which tells how long its calls take."""
+        return Timed(self._store)
 
     def _recorded(self, key: Key, first: bool) -> bool:
         if listening():

@@ -8,14 +8,18 @@ What a step is and how it is done is up to ``do``. ``run`` and ``arun`` do it on
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError
+from oncekey.instrument import events
+from oncekey.instrument.timings import Timed
 from oncekey.models import Key
 
-__all__ = ["Flow", "Op", "Pause", "adrive", "arun", "drive", "run"]
+__all__ = ["Flow", "Op", "Pause", "adrive", "arun", "drive", "is_async", "run"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -103,6 +107,8 @@ Flow = Generator[Op | Pause, Any, T]
 
 def run(flow: Flow[T], store: Store) -> T:
     """Run a flow on a sync store, in this thread."""
+    if events._timers:
+        store = cast("Store", Timed(store))
 
     def do(step: Op | Pause) -> Any:
         if isinstance(step, Op):
@@ -115,6 +121,8 @@ def run(flow: Flow[T], store: Store) -> T:
 
 async def arun(flow: Flow[T], store: AsyncStore) -> T:
     """Run a flow on an async store, in this task."""
+    if events._timers:
+        store = cast("AsyncStore", Timed(store))
 
     def do(step: Op | Pause) -> Awaitable[Any]:
         if isinstance(step, Op):
@@ -123,6 +131,16 @@ async def arun(flow: Flow[T], store: AsyncStore) -> T:
         return store.wait(step.key, step.seconds)
 
     return await adrive(flow, do)
+
+
+def is_async(handler: Callable[..., Any]) -> bool:
+    """Whether calling ``handler`` gives something to await: also partials and objects."""
+    target = handler
+    while isinstance(target, functools.partial):
+        target = target.func
+    if asyncio.iscoroutinefunction(target):  # unlike the one of inspect, it knows all mocks
+        return True
+    return inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def _must_not_stall() -> None:

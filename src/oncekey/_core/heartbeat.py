@@ -16,11 +16,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from oncekey._core.drive import run
 from oncekey._core.flows import Claim, Plan, renew
 from oncekey.abc import AsyncStore, Store
+from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit
+from oncekey.instrument.timings import Timed, started
 
 __all__ = ["AsyncBeat", "Beat"]
 
@@ -239,6 +242,8 @@ class Beat:
                 with _making:
                     heart = _hearts.setdefault(self._store, _Heart(self._store))
             heart.add(self._schedule)
+            if events._timers:
+                started(self._schedule.claim)
         except BaseException:
             self._schedule.stopped = True
             raise
@@ -354,11 +359,12 @@ class AsyncBeat:
             return
         claim = schedule.claim
         sent = schedule.plan.monotonic()
+        store: Any = Timed(self.store) if events._timers else self.store
         try:
             # A reply after the lease is too late. But if this loop stood still for that long, the
             # claim may well be ours still, so ask all the same.
             async with asyncio.timeout(max(schedule.every, schedule.dies_at - sent)):
-                held = await self.store.renew(claim.key, claim.owner, claim.fence, claim.terms)
+                held = await store.renew(claim.key, claim.owner, claim.fence, claim.terms)
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
             if schedule.failed(error):
                 delay = max(0.0, schedule.due - schedule.plan.monotonic())

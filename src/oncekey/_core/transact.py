@@ -29,6 +29,7 @@ from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import (
     Plan,
 )
+from oncekey._core.in_hand import in_hand
 from oncekey._core.transaction_flow import (
     Ask,
     Block,
@@ -38,7 +39,6 @@ from oncekey._core.transaction_flow import (
     Tx,
     Whole,
     current_transaction,
-    in_hand,
     in_transaction,
     open_keys,
 )

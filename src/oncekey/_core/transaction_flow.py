@@ -7,12 +7,11 @@ in ``transact.py`` make the calls that the flow asks for.
 from __future__ import annotations
 
 import logging
-import os
 import random
-import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, Token
+from time import perf_counter
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from oncekey._core.call import (
@@ -31,6 +30,7 @@ from oncekey._core.flows import (
     outer_claim,
     repeatable,
 )
+from oncekey._core.in_hand import Hold, in_hand
 from oncekey.abc import Loan
 from oncekey.drivers import DriverConnection, connection_of, is_drivers, named
 from oncekey.drivers._deadlines import Deadline, Late, end
@@ -40,7 +40,9 @@ from oncekey.errors import (
     StoreReadOnlyError,
     TransactionRefusedError,
 )
+from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.instrument.timings import called, ended, started, store_kind
 from oncekey.models import ClaimReply, Verdict
 
 __all__ = [
@@ -52,7 +54,6 @@ __all__ = [
     "Tx",
     "Whole",
     "current_transaction",
-    "in_hand",
     "in_transaction",
     "open_keys",
 ]
@@ -113,52 +114,6 @@ def in_transaction() -> bool:
     return _current.get(None) is not None
 
 
-class _Hold:
-    """The key that one block has in hand, with the payload that it was won with."""
-
-    fingerprint = b""  # once the key is won
-
-
-class _InHand:
-    """The keys that transactions of this process hold, store by store: one tries, others wait.
-
-    With each key that was won stands the payload that it was won with: nobody else can see that
-    before the commit, and a copy with another payload need not wait to learn that it conflicts.
-    Taking a key again and giving it twice do nothing, so that whoever was interrupted may do both.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Start over: in a forked child nothing is in hand."""
-        self._lock = threading.Lock()
-        self._keys: weakref.WeakKeyDictionary[Any, dict[bytes, _Hold]] = weakref.WeakKeyDictionary()
-
-    def take(self, store: Any, digest: bytes, hold: _Hold) -> bool:
-        with self._lock:
-            return self._keys.setdefault(store, {}).setdefault(digest, hold) is hold
-
-    def differs(self, store: Any, digest: bytes, fingerprint: bytes) -> bool:
-        """Whether the key was won here with another payload."""
-        with self._lock:
-            hold = self._keys.get(store, {}).get(digest)
-        held = b"" if hold is None else hold.fingerprint
-        return bool(held and fingerprint) and held != fingerprint
-
-    def give(self, store: Any, digest: bytes, hold: _Hold) -> None:
-        with self._lock:
-            keys = self._keys.get(store, {})
-            if keys.get(digest) is hold:
-                del keys[digest]
-
-
-in_hand = _InHand()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=in_hand.clear)
-
-
 # What a flow asks for: a call of a driver, as a tuple, or one of these.
 
 
@@ -202,7 +157,7 @@ class Block:
         self._error_answer = error_answer
         self._seconds = store.timeout  # that a call of a driver may take
         self._digest = job.key.digest
-        self._hold = _Hold()
+        self._hold = Hold()
         self._loan = Loan()
         self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = []
 
@@ -261,6 +216,8 @@ class Block:
             yield Pause(key, min(jittered, left))
             look = min(look * 2, store.poll_seconds)
         if listening():
+            if waited:
+                self._tell(EventKind.WAITED, begun, 0, 0)
             kind = EventKind(reply.verdict.value)  # they have the same names
             self._tell(kind, begun, reply.fence, reply.attempts)
         return reply
@@ -320,11 +277,14 @@ class Block:
                 f"this connection is to {connection.flavour}, the store is {records.flavour}: only "
                 "what lies in one database commits together"
             )
+        sent = perf_counter()
         yield from connection.begin()
         owner, terms = new_owner(), job.plan.terms
         reply: ClaimReply = yield from records.claim(
             connection, job.key, owner, job.fingerprint, terms
         )
+        if events._timers:
+            called("claim", store_kind(self._store), sent)
         if reply.verdict is not Verdict.WON:
             yield from connection.rollback()
             return reply
@@ -352,11 +312,15 @@ class Block:
         keys = open_keys.get() | {(id(self._store), self._digest)}
         for variable, value in ((CURRENT, claim), (_current, tx), (open_keys, keys)):
             self._tokens.append((variable, cast("ContextVar[Any]", variable).set(value)))
+        if events._timers:
+            started(claim)
         return tx
 
     # Out of it
 
     def _leave(self) -> None:
+        if events._timers and self._claim is not None:
+            ended(self._claim)
         while self._tokens:
             variable, token = self._tokens[-1]
             try:
@@ -396,6 +360,7 @@ class Block:
                 kind = EventKind.FENCED
                 connection.must_be_open()
                 answer = _encode(job, value)
+                sent = perf_counter()
                 held: bool = yield from self._records.complete(
                     connection, job.key, claim.owner, claim.fence, answer, job.plan.terms
                 )
@@ -409,6 +374,8 @@ class Block:
                 self._sent = True
                 yield from connection.commit()
                 kind = EventKind.COMPLETED
+                if events._timers:
+                    called("complete", store_kind(self._store), sent)
             else:
                 yield from connection.rollback()
         except BaseException:

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from oncekey.models import Key
 
-__all__ = ["Event", "EventKind", "Subscription", "emit", "listening", "subscribe"]
+__all__ = ["TIMINGS", "Event", "EventKind", "Subscription", "emit", "listening", "subscribe"]
 
 
 class EventKind(StrEnum):
@@ -32,6 +33,18 @@ class EventKind(StrEnum):
     SWEPT = "swept"  # records past their time were removed
     IGNORED = "ignored"  # a webhook came whose type has no handler
     STORE_ERROR = "store_error"  # the store failed
+    DELIVERY = "delivery"  # a webhook delivery was answered
+    EFFECT = "effect"  # a webhook's event was handled, and that is recorded
+    BREAKER = "breaker"  # the circuit breaker around a store changed its state
+    BYPASS = "bypass"  # work ran without the store, as a policy allows while that is down
+    LATE = "late"  # an event came after its window, and was handled as new
+    COLLISION = "collision"  # one key came with another payload, or from another sender
+    RECONCILED = "reconciled"  # what ran without the store was entered into it afterwards
+    LIMITED = "limited"  # a call was refused, as there were too many
+    # Only for those who subscribe with ``timings=True``:
+    STORE_CALL = "store_call"  # a call of the store came back
+    STARTED = "started"  # a handler began to run
+    ENDED = "ended"  # a handler returned or raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +53,20 @@ class Event:
 
     Attributes:
         kind: What.
-        operation: The guarded function or the store method.
+        operation: The guarded function or the store method. A name from your code, never one that
+            a sender chose.
         scope: A hash of the key's scope.
         key: The first twelve hex digits of the key's digest, as the store has it.
         duration: Seconds that it took: a claim, a handler with its completion, or a wait.
         fence: The fence of the claim, where there is one.
         attempts: How many claims of this key were won so far.
-        count: How many records, for ``swept``.
-        error: The error's class name, for ``store_error`` and ``released``.
+        count: How many records, for ``swept`` and ``reconciled``.
+        error: The error's class name, where there was one.
+        store: The kind of store, such as ``postgres``, where one was asked or has failed.
+        state: What became of it, one of a few words: the outcome of a ``delivery``, the state of a
+            ``breaker``.
+        lateness: Seconds since it was due: since a ``delivery`` or its ``effect`` was signed, or
+            since the oldest of the ``swept`` records ended. ``None``: not known.
     """
 
     kind: EventKind
@@ -59,11 +78,18 @@ class Event:
     attempts: int = 0
     count: int = 0
     error: str = ""
+    store: str = ""
+    state: str = ""
+    lateness: float | None = None
 
+
+TIMINGS: Final = frozenset((EventKind.STORE_CALL, EventKind.STARTED, EventKind.ENDED))
+"""The kinds that only those hear who ask for them: several for each call."""
 
 Listener = Callable[[Event], None]
 
 _listeners: tuple[Listener, ...] = ()
+_timers: tuple[Listener, ...] = ()  # those of them who also want timings
 _change = threading.Lock()
 
 
@@ -91,13 +117,19 @@ def emit(
     attempts: int = 0,
     count: int = 0,
     error: str = "",
+    store: str = "",
+    state: str = "",
+    lateness: float | None = None,
 ) -> None:
     """Tell every listener. A listener that raises is logged and never breaks the work."""
-    listeners = _listeners
+    listeners = _timers if kind in TIMINGS else _listeners
     if not listeners:
         return
     scope, shown = (key.scope.hash, key.shown) if key is not None else ("", "")
-    event = Event(kind, operation, scope, shown, duration, fence, attempts, count, error)
+    event = Event(
+        *(kind, operation, scope, shown, duration, fence, attempts, count, error),
+        *(store, state, lateness),
+    )
     for listener in listeners:
         try:
             listener(event)
@@ -116,9 +148,10 @@ class Subscription:
 
     def close(self) -> None:
         """Stop listening. Closing twice does nothing."""
-        global _listeners
+        global _listeners, _timers
         with _change:
             _listeners = tuple(item for item in _listeners if item is not self._listener)
+            _timers = tuple(item for item in _timers if item is not self._listener)
 
     def __enter__(self) -> Subscription:
         return self
@@ -127,8 +160,12 @@ class Subscription:
         self.close()
 
 
-def subscribe(listener: Listener) -> Subscription:
+def subscribe(listener: Listener, *, timings: bool = False) -> Subscription:
     """Call ``listener`` with every event of this process, until the subscription is closed.
+
+    Args:
+        listener: Called in the thread or task where it happened: be quick.
+        timings: Tell it also of each store call and of each handler's begin and end.
 
     Example:
         >>> from oncekey.instrument import subscribe
@@ -136,7 +173,9 @@ def subscribe(listener: Listener) -> Subscription:
         >>> with subscribe(seen.append):
         ...     pass
     """
-    global _listeners
+    global _listeners, _timers
     with _change:
         _listeners = (*_listeners, listener)
+        if timings:
+            _timers = (*_timers, listener)
     return Subscription(listener)

@@ -17,14 +17,25 @@ LEVELS: Final[dict[EventKind, int]] = {
     EventKind.EXPIRED: logging.INFO,
     EventKind.RELEASED: logging.INFO,
     EventKind.IGNORED: logging.INFO,
+    EventKind.BREAKER: logging.WARNING,
+    EventKind.BYPASS: logging.WARNING,
+    EventKind.LATE: logging.WARNING,
+    EventKind.COLLISION: logging.WARNING,
+    EventKind.RECONCILED: logging.INFO,
+    EventKind.LIMITED: logging.INFO,
 }
 
 
-def log_events(logger: logging.Logger | None = None) -> Subscription:
+def log_events(logger: logging.Logger | None = None, *, timings: bool = False) -> Subscription:
     """Write every event to ``logger`` (default: ``oncekey.events``) until the result is closed.
 
-    Takeovers and fenced owners are warnings, store errors are errors, the rest is debug or info.
-    The fields also stand on the record as ``record.oncekey``, for structured log handlers.
+    Store errors are errors; takeovers, fenced owners, late events, collisions, and all that runs
+    without the store are warnings; the rest is debug or info. The fields also stand on the record
+    as ``record.oncekey``, for structured log handlers.
+
+    Args:
+        logger: Where to.
+        timings: Write of each store call and of each handler's begin and end, too: as debug.
     """
     target = logger if logger is not None else logging.getLogger("oncekey.events")
 
@@ -42,8 +53,11 @@ def log_events(logger: logging.Logger | None = None) -> Subscription:
             "attempts": event.attempts,
             "count": event.count,
             "error": event.error,
+            "store": event.store,
+            "state": event.state,
+            "late_ms": None if event.lateness is None else round(event.lateness * 1000, 3),
         }
         shown = " ".join(f"{name}={value}" for name, value in details.items() if value)
         target.log(level, "%s", shown, extra={"oncekey": details})
 
-    return subscribe(write)
+    return subscribe(write, timings=timings)

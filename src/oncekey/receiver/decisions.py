@@ -348,6 +348,42 @@ class Decisions:
             return Outcome("dead", late=work.late)
         return Outcome("handled", late=True) if work.late else _HANDLED
 
+    # Events of the stream
+
+    def tell_effect(
+        self, work: Work, outcome: Outcome, begun: float, verdict: Verdict, now: float | None
+    ) -> None:
+        """Tell that an event was handled, or given up for good, and that this is recorded."""
+        if outcome.name in ("handled", "dead"):
+            self._tell(EventKind.EFFECT, work.job.key, outcome.name, begun, verdict, now)
+
+    def tell_delivery(
+        self, response: WebhookResponse, begun: float, verdict: Verdict | None, now: float | None
+    ) -> None:
+        """Tell how a delivery was answered."""
+        self._tell(EventKind.DELIVERY, None, response.outcome, begun, verdict, now)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        key: Key | None,
+        state: str,
+        begun: float,
+        verdict: Verdict | None,
+        now: float | None,
+    ) -> None:
+        lateness = None
+        if verdict is not None and verdict.ok and verdict.timestamp is not None:
+            lateness = (time.time() if now is None else now) - verdict.timestamp
+        emit(
+            kind,
+            key,
+            self.operation,
+            duration=time.monotonic() - begun,
+            state=state,
+            lateness=lateness,
+        )
+
     # Answer
 
     def answer(self, outcomes: list[Outcome]) -> WebhookResponse:

@@ -23,6 +23,7 @@ from oncekey.errors import (
     PermanentError,
     PolicyError,
 )
+from oncekey.instrument import events
 from oncekey.models import Verdict as ClaimVerdict
 from oncekey.receiver.answers import Outcome, failed, malformed, refused
 from oncekey.receiver.decisions import Decisions, Registered, Work, is_ours
@@ -129,6 +130,7 @@ class _Receiver(Generic[S]):
         rules, begun = self._decisions, time.monotonic()
         works: list[Work | Outcome] = []
         outcomes: list[Outcome] = []
+        verdict: Verdict | None = None
         response = rules.refuse_unread(delivery)
         if response is None:
             if self._judges:
@@ -148,9 +150,13 @@ class _Receiver(Generic[S]):
                     for work in works:
                         if isinstance(work, Work):
                             outcomes.append((yield from self._handling(work)))
+                            if events._listeners:
+                                rules.tell_effect(work, outcomes[-1], begun, verdict, now)
                         else:
                             outcomes.append(work)
                     response = rules.answer(outcomes)
+        if events._listeners:
+            rules.tell_delivery(response, begun, verdict, now)
         if self.settings.audit is not None:
             rules.audit(begun, response, works, outcomes)
         return response

@@ -12,7 +12,7 @@ from oncekey._core.forks import Forking, watch_forks
 from oncekey._core.transitions import Event
 from oncekey.abc import Clock
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
-from oncekey.instrument.events import EventKind, emit
+from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 from oncekey.stores._waiters import Waiters
 
@@ -317,14 +317,17 @@ class Table(Forking):
         return len(dead)
 
     def sweep(self, limit: int | None, cutoff: int) -> int:
-        removed = 0
+        removed, oldest = 0, cutoff
         for place in range(SHARDS):
             with self.lock:  # given back between dicts, so that claims get through
+                if listening():
+                    oldest = min([oldest, *map(_purge_at, self.shards[place].values())])
                 removed += self.sweep_shard(place, cutoff)
             if limit is not None and removed >= limit:
                 break
         if removed:
-            emit(EventKind.SWEPT, operation="sweep", count=removed)
+            lag = (cutoff - oldest) / 1000
+            emit(EventKind.SWEPT, None, "sweep", count=removed, store="memory", lateness=lag)
         return removed
 
     def close(self) -> None:

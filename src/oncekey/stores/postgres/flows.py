@@ -136,9 +136,10 @@ class Flows:
 
     @staticmethod
     def _swept(rows: Sequence[Sequence[Any]]) -> tuple[int, int | None, int | None]:
-        removed, page, next_page, _ = rows[0]
+        removed, page, next_page, _, lag = rows[0]
         if removed:
-            emit(EventKind.SWEPT, operation="sweep", count=removed)
+            late = int(lag) / 1000
+            emit(EventKind.SWEPT, None, "sweep", count=removed, store="postgres", lateness=late)
         return int(removed), page, next_page
 
 

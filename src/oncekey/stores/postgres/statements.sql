@@ -364,7 +364,7 @@ WITH size AS MATERIALIZED (
     WHERE t.ctid = ANY (ARRAY(SELECT place FROM dead))
         AND (t.tableoid, t.ctid) IN (SELECT part, place FROM dead)
         AND t.purge_at <= (SELECT at FROM cut)
-    RETURNING 1
+    RETURNING t.purge_at
 ), moved AS (
     UPDATE oncekey_state s
     SET page = CASE WHEN turn.page + $1::bigint >= size.pages THEN 0 ELSE turn.page + $1::bigint END
@@ -375,7 +375,8 @@ WITH size AS MATERIALIZED (
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone)::bigint AS removed, (SELECT page FROM turn) AS page,
-       (SELECT page FROM moved) AS next_page, (SELECT count(*) FROM unheard)::bigint AS unheard
+       (SELECT page FROM moved) AS next_page, (SELECT count(*) FROM unheard)::bigint AS unheard,
+       (SELECT at FROM cut) - (SELECT min(purge_at) FROM gone) AS lag
 
 -- name: store_id
 SELECT store_id::text FROM oncekey_state WHERE only_one

@@ -24,7 +24,7 @@ from oncekey.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from oncekey.instrument.events import EventKind, emit
+from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
 from oncekey.stores._sql import load_migrations, load_statements
@@ -454,7 +454,12 @@ class Database(Forking):
         row = on.execute(SQL["sweep_end"], (start, SWEEP_ROWS - 1)).fetchone()
         end: bytes = row[0] if row else b""
         where = "sweep_rest" if row is None else "sweep_range"
-        removed = on.execute(SQL[where], (cutoff, start, end) if row else (cutoff, start)).rowcount
+        span = (cutoff, start, end) if row else (cutoff, start)
+        oldest: int | None = None
+        if listening():
+            oldest = on.execute(SQL["oldest_" + where], span).fetchone()[0]
+        removed = on.execute(SQL[where], span).rowcount
         if removed:
-            emit(EventKind.SWEPT, operation="sweep", count=removed)
+            lag = None if oldest is None else (cutoff - oldest) / 1000
+            emit(EventKind.SWEPT, None, "sweep", count=removed, store="sqlite", lateness=lag)
         return removed, end

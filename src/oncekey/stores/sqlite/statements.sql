@@ -44,6 +44,12 @@ DELETE FROM oncekey_records WHERE purge_at <= ? AND key > ? AND key <= ?
 -- name: sweep_rest
 DELETE FROM oncekey_records WHERE purge_at <= ? AND key > ?
 
+-- name: oldest_sweep_range
+SELECT min(purge_at) FROM oncekey_records WHERE purge_at <= ? AND key > ? AND key <= ?
+
+-- name: oldest_sweep_rest
+SELECT min(purge_at) FROM oncekey_records WHERE purge_at <= ? AND key > ?
+
 -- name: probe
 DELETE FROM oncekey_records WHERE key = x''
 
