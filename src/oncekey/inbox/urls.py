@@ -38,7 +38,7 @@ async def open_inbox(url: str, *, remember: Duration = WEEK, **options: Any) -> 
         )
     module: Any = import_module(f"oncekey.inbox.{room}")
     try:
-        inbox: AsyncInbox = await module.open(url, remember=remember, **options)
+        inbox: AsyncInbox = await module.open_url(url, remember=remember, **options)
     except TypeError as error:
         raise StoreConfigError(f"{scheme}:// does not take these options: {error}") from error
     return inbox

@@ -1,0 +1,95 @@
+"""The tables of an inbox in a SQLite file: made, upgraded, or refused with what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Final
+
+from oncekey.errors import StoreConfigError, StoreCorruptError
+from oncekey.stores._sql import load_migrations, load_statements
+from oncekey.stores.sqlite.files import undo
+
+__all__ = ["SQL", "check", "migrate"]
+
+SQL: Final = load_statements("statements.sql", "oncekey.inbox.sqlite")
+MIGRATIONS: Final = load_migrations("oncekey.inbox.sqlite")
+NEWEST: Final = MIGRATIONS[-1][0]
+OLDEST_SQLITE: Final = (3, 35, 0)
+_TABLES: Final = {
+    f"oncekey_inbox_{name}"
+    for name in (
+        *("attempt", "audit", "bulk", "dead", "delivery", "duplicate", "event", "minute"),
+        *("note", "rejected", "source", "target"),
+    )
+}
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Make the tables, or bring them up to date, in one transaction.
+
+    Raises:
+        StoreConfigError: They are newer than this oncekey.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreConfigError(
+            f"an inbox needs SQLite 3.35 or newer, this Python has {sqlite3.sqlite_version}: use a "
+            "newer Python, or PostgreSQL"
+        )
+    if _version(connection, path) >= NEWEST:
+        return
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(SQL["create_versions"])
+        found = _version(connection, path)
+        for version, script in MIGRATIONS:
+            if version > found:
+                for statement in script.split(";\n"):
+                    if statement.strip():
+                        connection.execute(statement)
+                connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
+        connection.execute("COMMIT")
+    except BaseException:
+        undo(connection)
+        raise
+
+
+def _version(connection: sqlite3.Connection, path: str) -> int:
+    tables = {row[0] for row in connection.execute(SQL["tables"])}
+    if "oncekey_inbox_schema" not in tables:
+        if tables & _TABLES:
+            raise StoreConfigError(
+                f"{path} has tables of an inbox but no oncekey_inbox_schema that says which "
+                "version they are: restore it from a backup, or use another file"
+            )
+        return 0
+    found = int(connection.execute(SQL["version"]).fetchone()[0])
+    if found > NEWEST:
+        raise StoreConfigError(
+            f"the inbox in {path} has schema version {found}, this oncekey knows {NEWEST}: upgrade "
+            "oncekey, or use another file"
+        )
+    return found
+
+
+def check(connection: sqlite3.Connection, path: str) -> None:
+    """Raise unless the tables are there, of this version, and readable.
+
+    Raises:
+        StoreConfigError: They are older, newer or missing.
+        StoreCorruptError: SQLite finds the file damaged.
+    """
+    found = _version(connection, path)
+    missing = _TABLES - {row[0] for row in connection.execute(SQL["tables"])}
+    if found < NEWEST or missing:
+        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has version {found}"
+        raise StoreConfigError(
+            f"the inbox in {path} {what}: open it with open_inbox(), which brings an older one up "
+            "to date, or restore it from a backup"
+        )
+    row = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if row[0] != "ok":
+        raise StoreCorruptError(
+            f"{path} is damaged: restore it from a backup, or save what can be read with "
+            "sqlite3 FILE .recover into a new file"
+        )

@@ -1,0 +1,20 @@
+"""Every inbox does what the contract says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncekey.inbox import AsyncInbox, open_inbox
+from oncekey.inbox.conformance import CHECKS, conform
+
+
+@pytest.mark.parametrize("check", CHECKS)
+async def test_sqlite_conforms(check: str, tmp_path: Path) -> None:
+    """An inbox in a file passes the suite."""
+
+    async def opened(node: str) -> AsyncInbox:
+        return await open_inbox(f"sqlite:///{tmp_path / 'inbox.db'}", node=node)
+
+    await conform(opened, check)
