@@ -63,6 +63,7 @@ CHECKS: Final[dict[str, Check]] = {}
 
 
 def check(function: Check) -> Check:
+    """Make a function one of the checks."""
     CHECKS[getattr(function, "__name__", "check")] = function
     return function
 
@@ -94,12 +95,14 @@ def ended(delivery: Delivery, outcome: Outcome = Outcome.DELIVERED, **more: obje
 
 
 async def detail(inbox: AsyncInbox, id: str) -> EventDetail:
+    """All of an event that is there."""
     found = await inbox.event(id)
     assert found is not None
     return found
 
 
 async def states(inbox: AsyncInbox, id: str) -> dict[str, DeliveryState]:
+    """How the deliveries of an event stand, by target."""
     return {row.target: row.state for row in (await detail(inbox, id)).deliveries}
 
 

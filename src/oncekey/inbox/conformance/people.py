@@ -42,12 +42,12 @@ async def a_replay_keeps_the_history(nodes: Nodes) -> None:
     assert all(one.fence > by_target[one.target].fence for one in again if one.target != "new")
     assert await inbox.finish([ended(by_target["app"])]) == [False]
     assert await inbox.finish([ended(one) for one in again]) == [True] * 3
-    found = await detail(inbox, kept.id)
-    assert len([one for one in found.attempts if one.target == "app"]) == 2
+    history = await detail(inbox, kept.id)
+    assert len([one for one in history.attempts if one.target == "app"]) == 2
     assert (await states(inbox, kept.id)) == dict.fromkeys(
         ("app", "log", "new"), DeliveryState.DELIVERED
     )
-    assert [(one.actor, one.action) for one in found.actions] == [("me", "replay")] * 3
+    assert [(one.actor, one.action) for one in history.actions] == [("me", "replay")] * 3
     for wrong in (
         inbox.replay("msg_0000000000000001", actor="me"),
         inbox.replay(kept.id, actor=""),
