@@ -98,7 +98,7 @@ walk: $(VENV)/pythons ## Count the frames and files that a first call goes throu
 walk-py%: $(VENV)/py%/.wheel
 	@$(VENV)/py$*/bin/python scripts/walk.py $(WALK_ARGS)
 
-bench-growth: $(VENV)/bench/.wheel ## What a call costs with up to ten million keys: an hour or more
+bench-growth: $(VENV)/bench/.wheel ## What a call costs with up to ten million keys: under half an hour, 8 GB of disk
 	@$(VENV)/bench/bin/python benchmarks/bench_growth.py $(GROWTH_ARGS)
 
 wheel: dist/.done ## Build dist/*.whl and the source distribution

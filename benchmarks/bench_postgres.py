@@ -11,8 +11,7 @@ from typing import Any
 
 import harness
 import targets
-from bench_sqlite import in_tasks, in_threads
-from harness import Case, Options, new_keys
+from harness import Case, Options, in_tasks, in_threads, new_keys
 
 import servers
 from oncekey import (
@@ -23,6 +22,9 @@ from oncekey import (
     WebhookDedup,
 )
 from oncekey.models import Key, Scope, Terms
+from oncekey.stores._batching import Job
+from oncekey.stores.postgres.calls import _statement
+from oncekey.stores.postgres.connections import LANE
 
 BATCH = "limit: one statement for all"
 SINGLE = "limit: asyncpg, one by one"
@@ -33,6 +35,7 @@ WRAP = "**oncekey** wrap"
 ADCP = "adcp"
 ADCP_WRAP = "adcp wrap"
 IDEMKIT = "idemkit"
+FLOOR = "floor: our statements, by hand"
 HAND = "limit: by hand, asyncpg"
 
 CALLERS = (1, 16, 64)
@@ -123,30 +126,107 @@ async def bare(url: str, callers: int) -> AsyncIterator[Ops]:
             await connection.close()
 
 
-def in_batches(url: str, keys: list[str], callers: int) -> float:
-    """Seconds per key: as many keys in one statement as there are callers, and nothing else."""
+class ByHand:
+    """Statements on one connection of asyncpg, for as many keys at once as there are callers.
 
-    async def go() -> float:
-        import asyncpg
+    Timed is from sending to the rows, and nothing else.
+    """
 
-        connection = await asyncpg.connect(url)
-        try:
-            await connection.execute(BARE)
-            statement = await connection.prepare(INSERT_ALL)
-            for key in new_keys(8, "warm"):
-                await statement.fetch([key])
-            start = time.perf_counter()
-            new = 0
-            for at in range(0, len(keys), callers):
-                new += len(await statement.fetch(keys[at : at + callers]))
-            taken = (time.perf_counter() - start) / len(keys)
-        finally:
-            await connection.close()
-        if new != len(keys):
-            raise SystemExit("the limit did not write every row")
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._prepared: dict[str, Any] = {}
+        self.taken = 0.0
+
+    async def fetch(self, sql: str, args: Any) -> list[Any]:
+        statement = self._prepared.get(sql)
+        if statement is None:
+            statement = self._prepared[sql] = await self._connection.prepare(sql)
+        start = time.perf_counter()
+        rows: list[Any] = await statement.fetch(*args)
+        self.taken += time.perf_counter() - start
+        return rows
+
+    async def timed(
+        self,
+        run: Callable[[list[str]], Awaitable[bool]],
+        keys: list[str],
+        callers: int,
+        seconds: float,
+    ) -> harness.Timed:
+        """Run for all keys, or until the time is up."""
+        for warm in new_keys(8, ("warm", callers)):
+            await run(new_keys(callers, warm))
+        self.taken, at = 0.0, 0
+        while at < len(keys) and self.taken < seconds:
+            if not await run(keys[at : at + callers]):
+                raise SystemExit("a statement by hand did not do what it should")
+            at += callers
+        return harness.Timed(self.taken / min(at, len(keys)), keys[:at])
+
+
+@contextlib.asynccontextmanager
+async def by_hand(url: str, script: str) -> AsyncIterator[ByHand]:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(script)
+        yield ByHand(connection)
+    finally:
+        await connection.close()
+
+
+async def in_batches(url: str, keys: list[str], callers: int, seconds: float) -> float:
+    """The limit: the bare row, one statement for all callers."""
+    async with by_hand(url, BARE) as hand:
+
+        async def run(part: list[str]) -> bool:
+            return len(await hand.fetch(INSERT_ALL, [part])) == len(part)
+
+        return (await hand.timed(run, keys, callers, seconds)).each
+
+
+async def our_statements(
+    url: str, labels: dict[str, str], keys: list[str], callers: int, seconds: float
+) -> dict[str, float]:
+    """The floor: what the store sends and nothing of the store, one statement for all callers."""
+    async with AsyncPostgresStore(url) as backend:
+        await emptied(backend)
+        home = await backend._ready()
+
+    def job(kind: str, name: str, *args: Any) -> Job:
+        return Job(kind, (Key(SCOPE, name), *args))
+
+    async with by_hand(url, LANE) as hand:
+
+        async def send(kind: str, name: str, jobs: list[Job]) -> list[Any]:
+            sql, args = _statement(home, "", kind, name, jobs)
+            return await hand.fetch(sql, args)
+
+        async def first(part: list[str]) -> bool:
+            jobs = [job("mark", name, TERMS) for name in part]
+            return len(await send("mark", "mark_new", jobs)) == len(part)
+
+        async def once(part: list[str]) -> bool:
+            claims = [job("claim", name, name[:16].encode(), b"f", TERMS) for name in part]
+            statement = "claim_new" if len(part) > 1 else "claim"
+            fences = {row[0]: row[3] for row in await send("claim", statement, claims)}
+            jobs = [
+                Job("complete", (*one.args[:2], fences[one.args[0].digest], ANSWER, TERMS))
+                for one in claims
+            ]
+            return len(await send("complete", "complete", jobs)) == len(part)
+
+        async def replay(part: list[str]) -> bool:
+            jobs = [job("claim", name, b"another", b"f", TERMS) for name in part]
+            return len(await send("claim", "claim", jobs)) == len(part)
+
+        taken, left = {}, keys
+        operations = {"first": first, "once": once, "replay": replay}
+        for operation, label in labels.items():
+            run = operations[operation]
+            taken[label], left = await hand.timed(run, left, callers, seconds)
         return taken
-
-    return asyncio.run(go())
 
 
 def store_ops(store: Any) -> Ops:
@@ -310,18 +390,18 @@ def idemkit_ops(backend: Any) -> Ops:
 
 
 def async_case(
-    url: str, opened: Opened, callers: int, keys: list[str], labels: dict[str, str]
+    url: str, opened: Opened, callers: int, keys: list[str], labels: dict[str, str], seconds: float
 ) -> Case:
     """Warm up, then time each operation of ``labels`` (operation: name in the table) in turn."""
 
     async def go() -> dict[str, float]:
+        taken, left, warm = {}, keys, new_keys(callers * 8, "warm")
         async with opened(url, callers) as ops:
             for operation in labels:  # so that statements are prepared and planned for good
-                await in_tasks(ops[operation], new_keys(callers * 8, "warm"), callers)
-            return {
-                label: await in_tasks(ops[operation], keys, callers)
-                for operation, label in labels.items()
-            }
+                _, warm = await in_tasks(ops[operation], warm, callers, seconds)
+            for operation, label in labels.items():
+                taken[label], left = await in_tasks(ops[operation], left, callers, seconds)
+        return taken
 
     return lambda: asyncio.run(go())
 
@@ -331,16 +411,17 @@ def thread_case(
     callers: int,
     keys: list[str],
     labels: dict[str, str],
+    seconds: float,
 ) -> Case:
     def go() -> dict[str, float]:
+        taken, left, warm = {}, keys, new_keys(callers * 8, "warm")
         with opened() as store:
             ops = sync_ops(store)
             for operation in labels:
-                in_threads(ops[operation], new_keys(callers * 8, "warm"), callers)
-            return {
-                label: in_threads(ops[operation], keys, callers)
-                for operation, label in labels.items()
-            }
+                _, warm = in_threads(ops[operation], warm, callers, seconds)
+            for operation, label in labels.items():
+                taken[label], left = in_threads(ops[operation], left, callers, seconds)
+        return taken
 
     return go
 
@@ -369,46 +450,43 @@ def peers() -> dict[str, Opened]:
     return found
 
 
-def first_seen_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
-    keys = new_keys(count, seed)
-    few = keys[: max(callers * 8, count // 6)]
+def first_seen_cases(url: str, callers: int, keys: list[str], seconds: float) -> dict[str, Case]:
     labels = {"first": named("first seen", callers)}
     cases: dict[str, Case] = {
-        BATCH: lambda: {labels["first"]: in_batches(url, keys, callers)},
-        SINGLE: async_case(url, bare, callers, few, labels),
-        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels),
-        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels),
-        THREADS: thread_case(in_sync(url), callers, keys, labels),
+        BATCH: lambda: {labels["first"]: asyncio.run(in_batches(url, keys, callers, seconds))},
+        FLOOR: lambda: asyncio.run(our_statements(url, labels, keys, callers, seconds)),
+        SINGLE: async_case(url, bare, callers, keys, labels, seconds),
+        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels, seconds),
+        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels, seconds),
+        THREADS: thread_case(in_sync(url), callers, keys, labels, seconds),
     }
     for name, opened in peers().items():
-        cases[name] = async_case(url, opened, callers, few, labels)
+        cases[name] = async_case(url, opened, callers, keys, labels, seconds)
     return cases
 
 
-def claim_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
-    keys = new_keys(count // 2, seed)
-    few = keys[: max(callers * 8, count // 12)]
+def claim_cases(url: str, callers: int, keys: list[str], seconds: float) -> dict[str, Case]:
     labels = {"once": named("claim, complete", callers), "replay": named("replay", callers)}
     cases: dict[str, Case] = {
-        SINGLE: async_case(url, bare, callers, few, labels),
-        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels),
-        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels),
-        THREADS: thread_case(in_sync(url), callers, keys, labels),
-        WRAP: async_case(url, our_wrap, callers, keys, labels),
+        FLOOR: lambda: asyncio.run(our_statements(url, labels, keys, callers, seconds)),
+        SINGLE: async_case(url, bare, callers, keys, labels, seconds),
+        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels, seconds),
+        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels, seconds),
+        THREADS: thread_case(in_sync(url), callers, keys, labels, seconds),
+        WRAP: async_case(url, our_wrap, callers, keys, labels, seconds),
     }
     for name, opened in peers().items():
         title = ADCP_WRAP if name == ADCP else name
-        cases[title] = async_case(url, opened, callers, few, labels)
+        cases[title] = async_case(url, opened, callers, keys, labels, seconds)
     return cases
 
 
-def transaction_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
-    keys = new_keys(count, seed)
+def transaction_cases(url: str, callers: int, keys: list[str], seconds: float) -> dict[str, Case]:
     labels = {"transaction": named("transaction", callers)}
     return {
-        HAND: async_case(url, bare, callers, keys, labels),
-        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels),
-        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels),
+        HAND: async_case(url, bare, callers, keys, labels, seconds),
+        ASYNCPG: async_case(url, ours("asyncpg"), callers, keys, labels, seconds),
+        PSYCOPG: async_case(url, ours("psycopg"), callers, keys, labels, seconds),
     }
 
 
@@ -418,22 +496,19 @@ def transaction_cases(url: str, count: int, callers: int, seed: int) -> dict[str
 def speeds(url: str, options: Options) -> harness.Samples:
     """Measure every operation."""
     samples: harness.Samples = {}
-    sizes = {
-        1: options.pick(120, 400),
-        16: options.pick(960, 4_000),
-        64: options.pick(1_920, 8_000),
-    }
+    keys = new_keys(24_000, options.seed)  # more than any case gets through
+    seconds = options.pick(0.15, 0.35, 1.0)  # of a case and operation
     groups = [
-        *(first_seen_cases(url, sizes[at], at, options.seed) for at in CALLERS),
-        *(claim_cases(url, sizes[at], at, options.seed) for at in CALLERS),
-        *(transaction_cases(url, sizes[at] // 4, at, options.seed) for at in (1, 16)),
+        *(first_seen_cases(url, callers, keys, seconds) for callers in CALLERS),
+        *(claim_cases(url, callers, keys, seconds) for callers in CALLERS),
+        *(transaction_cases(url, callers, keys, seconds) for callers in (1, 16)),
     ]
     for number, cases in enumerate(groups, start=1):
         samples |= harness.measure(
             f"postgres {number} of {len(groups)}",
             cases,
             rounds=options.pick(3, 5, 11),
-            seconds=options.pick(4, 20, 120),
+            seconds=options.pick(6, 24, 120),
             seed=options.seed,
         )
     return samples
@@ -459,6 +534,7 @@ def report(options: Options) -> str:
         return f"### PostgreSQL\n\n{missing}\n"
     references = {
         "of one statement": BATCH,
+        "of the floor": FLOOR,
         "of one by one": SINGLE,
         "of by hand": HAND,
         "times adcp": ADCP,
@@ -472,7 +548,8 @@ def report(options: Options) -> str:
 PostgreSQL {version}, `synchronous_commit` on for all alike. *One statement for all* inserts as \
 many keys at once as there are callers, into a table of two columns; *one by one* is asyncpg with \
 prepared statements, a connection for each caller up to 16, and no fences, no leases and no \
-tenants. Peers have pools of as many connections.
+tenants. The floor sends the store's own statements, for all callers at once, and does nothing \
+else. Peers have pools of as many connections.
 
 {harness.speed_table(samples, references)}
 {verdicts}

@@ -16,6 +16,8 @@ import targets
 from bench_postgres import (
     ANSWER,
     IDEMKIT,
+    SCOPE,
+    TERMS,
     WRAP,
     Ops,
     async_case,
@@ -30,11 +32,15 @@ from harness import Case, Options, new_keys
 
 import servers
 from oncekey import AsyncRedisStore, RedisStore
+from oncekey.models import Key
+from oncekey.stores._batching import Job
+from oncekey.stores.redis.operations import CLAIM, COMPLETE, LONE_MARK, MARK, Op
 
 SOCKET = "limit: blocking socket, pipelined"
 BARE = "limit: auto-pipelined, unfenced"
 OURS = "**oncekey** async"
 THREADS = "**oncekey** sync, threads"
+FLOOR = "floor: our scripts, by hand"
 REDIS_PY = "redis-py, one by one"
 
 CALLERS = (1, 16, 128)
@@ -86,26 +92,91 @@ def connected(url: str) -> socket.socket:
     return client
 
 
-def pipelined(url: str, keys: list[str], callers: int) -> float:
-    """Seconds per key: as many commands in one write as there are callers, and nothing else."""
-    reader = harness.peer("hiredis").Reader()
-    flushed(url)
-    new = 0
-    with connected(url) as client:
+class Socket:
+    """A blocking socket: writes, and reads the replies. Timed is that, and nothing else."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self._reader = harness.peer("hiredis").Reader()
+        self.taken = 0.0
+
+    def call(self, data: bytes, expect: int) -> list[Any]:
+        replies: list[Any] = []
         start = time.perf_counter()
-        for at in range(0, len(keys), callers):
-            part = keys[at : at + callers]
-            client.sendall(b"".join(map(mark, part)))
-            left = len(part)
-            while left:
-                reader.feed(client.recv(65_536))
-                while (reply := reader.gets()) is not False:
-                    left -= 1
-                    new += reply is not None
-        taken = (time.perf_counter() - start) / len(keys)
-    if new != len(keys):
-        raise SystemExit("the limit did not write every key")
-    return taken
+        self._client.sendall(data)
+        while len(replies) < expect:
+            self._reader.feed(self._client.recv(65_536))
+            while (reply := self._reader.gets()) is not False:
+                replies.append(reply)
+        self.taken += time.perf_counter() - start
+        return replies
+
+    def timed(
+        self, run: Callable[[list[str]], bool], keys: list[str], callers: int, seconds: float
+    ) -> harness.Timed:
+        """Run for all keys, as many at once as there are callers, or until the time is up."""
+        self.taken, at = 0.0, 0
+        while at < len(keys) and self.taken < seconds:
+            if not run(keys[at : at + callers]):
+                raise SystemExit("a command by hand did not do what it should")
+            at += callers
+        return harness.Timed(self.taken / min(at, len(keys)), keys[:at])
+
+
+def pipelined(url: str, keys: list[str], callers: int, seconds: float) -> float:
+    """The limit: the bare key, as many commands in one write as there are callers."""
+    flushed(url)
+    with connected(url) as client:
+        wire = Socket(client)
+
+        def run(part: list[str]) -> bool:
+            return None not in wire.call(b"".join(map(mark, part)), len(part))
+
+        return wire.timed(run, keys, callers, seconds).each
+
+
+def our_commands(
+    url: str, labels: dict[str, str], keys: list[str], callers: int, seconds: float
+) -> dict[str, float]:
+    """The floor: what the store sends and nothing of the store, one script for all callers."""
+    flushed(url)
+    head = b"$40\r\noncekey:"
+
+    def digest(name: str) -> bytes:
+        return Key(SCOPE, name).digest
+
+    with connected(url) as client:
+        wire, known = Socket(client), set()
+
+        def send(op: Op, jobs: list[Job]) -> Any:
+            source = op not in known  # a server learns a script by running it
+            known.add(op)
+            return wire.call(op.pack(head, jobs, False, source), op.replies)[0]
+
+        def first(part: list[str]) -> bool:
+            jobs = [Job(MARK, (digest(name), TERMS, name[:16].encode())) for name in part]
+            if len(jobs) == 1:
+                return bool(send(LONE_MARK, jobs) == b"OK")
+            return bool(send(MARK, jobs) == 1)
+
+        def once(part: list[str]) -> bool:
+            claims = [Job(CLAIM, (digest(name), TERMS, name[:16].encode(), b"f")) for name in part]
+            fences = send(CLAIM, claims)
+            jobs = [
+                Job(COMPLETE, (*job.args[:3], fence, ANSWER))
+                for job, fence in zip(claims, fences, strict=True)
+            ]
+            return bool(send(COMPLETE, jobs) == 1)
+
+        def replay(part: list[str]) -> bool:
+            jobs = [Job(CLAIM, (digest(name), TERMS, b"another", b"f")) for name in part]
+            return all(reply[4] == ANSWER for reply in send(CLAIM, jobs))
+
+        taken, left = {}, keys
+        operations = {"first": first, "once": once, "replay": replay}
+        for operation, label in labels.items():
+            taken[label], left = wire.timed(operations[operation], left, callers, seconds)
+        return taken
 
 
 class Pipe(asyncio.Protocol):
@@ -228,35 +299,33 @@ def in_sync(url: str) -> Callable[[], contextlib.AbstractContextManager[RedisSto
 # ------------------------------------------------------------------------------------------ cases
 
 
-def first_seen_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
-    keys = new_keys(count, seed)
-    few = keys[: max(callers * 8, count // 6)]
+def first_seen_cases(url: str, callers: int, keys: list[str], seconds: float) -> dict[str, Case]:
     labels = {"first": named("first seen", callers)}
     cases: dict[str, Case] = {
-        SOCKET: lambda: {labels["first"]: pipelined(url, keys, callers)},
-        BARE: async_case(url, bare, callers, keys, labels),
-        OURS: async_case(url, ours, callers, keys, labels),
-        THREADS: thread_case(in_sync(url), callers, keys, labels),
-        REDIS_PY: async_case(url, redis_py, callers, few, labels),
+        SOCKET: lambda: {labels["first"]: pipelined(url, keys, callers, seconds)},
+        FLOOR: lambda: our_commands(url, labels, keys, callers, seconds),
+        BARE: async_case(url, bare, callers, keys, labels, seconds),
+        OURS: async_case(url, ours, callers, keys, labels, seconds),
+        THREADS: thread_case(in_sync(url), callers, keys, labels, seconds),
+        REDIS_PY: async_case(url, redis_py, callers, keys, labels, seconds),
     }
     if harness.peer("idemkit"):
-        cases[IDEMKIT] = async_case(url, idemkit, callers, few, labels)
+        cases[IDEMKIT] = async_case(url, idemkit, callers, keys, labels, seconds)
     return cases
 
 
-def claim_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case]:
-    keys = new_keys(count // 2, seed)
-    few = keys[: max(callers * 8, count // 12)]
+def claim_cases(url: str, callers: int, keys: list[str], seconds: float) -> dict[str, Case]:
     labels = {"once": named("claim, complete", callers), "replay": named("replay", callers)}
     cases: dict[str, Case] = {
-        BARE: async_case(url, bare, callers, keys, labels),
-        OURS: async_case(url, ours, callers, keys, labels),
-        THREADS: thread_case(in_sync(url), callers, keys, labels),
-        WRAP: async_case(url, our_wrap, callers, keys, labels),
-        REDIS_PY: async_case(url, redis_py, callers, few, labels),
+        FLOOR: lambda: our_commands(url, labels, keys, callers, seconds),
+        BARE: async_case(url, bare, callers, keys, labels, seconds),
+        OURS: async_case(url, ours, callers, keys, labels, seconds),
+        THREADS: thread_case(in_sync(url), callers, keys, labels, seconds),
+        WRAP: async_case(url, our_wrap, callers, keys, labels, seconds),
+        REDIS_PY: async_case(url, redis_py, callers, keys, labels, seconds),
     }
     if harness.peer("idemkit"):
-        cases[IDEMKIT] = async_case(url, idemkit, callers, few, labels)
+        cases[IDEMKIT] = async_case(url, idemkit, callers, keys, labels, seconds)
     return cases
 
 
@@ -266,18 +335,18 @@ def claim_cases(url: str, count: int, callers: int, seed: int) -> dict[str, Case
 def speeds(url: str, options: Options) -> harness.Samples:
     """Measure every operation."""
     samples: harness.Samples = {}
-    counts = options.pick((500, 4_000, 12_800), (2_000, 12_800, 25_600))
-    sizes = dict(zip(CALLERS, counts, strict=True))
+    keys = new_keys(64_000, options.seed)  # more than any case gets through
+    seconds = options.pick(0.1, 0.25, 0.8)  # of a case and operation
     groups = [
-        *(first_seen_cases(url, sizes[at], at, options.seed) for at in CALLERS),
-        *(claim_cases(url, sizes[at], at, options.seed) for at in CALLERS),
+        *(first_seen_cases(url, callers, keys, seconds) for callers in CALLERS),
+        *(claim_cases(url, callers, keys, seconds) for callers in CALLERS),
     ]
     for number, cases in enumerate(groups, start=1):
         samples |= harness.measure(
             f"redis {number} of {len(groups)}",
             cases,
-            rounds=options.pick(3, 5, 11),
-            seconds=options.pick(4, 15, 90),
+            rounds=options.pick(3, 7, 11),
+            seconds=options.pick(4, 20, 90),
             seed=options.seed,
         )
     return samples
@@ -304,6 +373,7 @@ def report(options: Options) -> str:
         return f"### Redis\n\n{missing}\n"
     references = {
         "of the socket": SOCKET,
+        "of the floor": FLOOR,
         "of auto-pipelined": BARE,
         "times redis-py": REDIS_PY,
         "times idemkit": IDEMKIT,
@@ -313,7 +383,8 @@ def report(options: Options) -> str:
 
 {harness.left_out("idemkit")}
 Redis {version} on this machine, nothing written to disk, for all alike. The *socket* sends as \
-many `SET NX` at once as there are callers and reads the replies. *Auto-pipelined* is a minimal \
+many `SET NX` at once as there are callers and reads the replies; the floor sends the store's own \
+scripts in that way. *Auto-pipelined* is a minimal \
 client on asyncio whose callers share one connection; it completes without looking whether the \
 claim is still its own, and to replay it sends `SET NX` and `GET` together.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 import targets
-from harness import Case, Options, new_keys
+from harness import Case, Options, in_tasks, in_threads, new_keys
 
 from oncekey import AsyncSQLiteStore, AsyncWebhookDedup, SQLiteStore, WebhookDedup
 
@@ -38,6 +38,7 @@ INSERT = "INSERT INTO seen VALUES (?, ?) ON CONFLICT DO NOTHING"
 UPDATE = "UPDATE seen SET expires_at = ? WHERE key = ?"
 SELECT = "SELECT expires_at FROM seen WHERE key = ?"
 MOST = 12_800  # keys of a case
+LONGEST = 3.0  # seconds of a case, on a disk that is slower than any that was seen
 EXPIRES_AT = 4_102_444_800_000
 
 now_ns = time.perf_counter_ns
@@ -102,51 +103,6 @@ def commits(options: Options, disk_us: float) -> int:
     return max(40, min(1_000, int(target_us / (disk_us * 1.5 + 60))))
 
 
-def in_threads(op: Callable[[str], Any], keys: list[str], concurrency: int) -> float:
-    """Seconds per key, with that many threads that call one after another."""
-    started: list[int] = []
-    barrier = threading.Barrier(concurrency, action=lambda: started.append(now_ns()))
-    wrong: list[Any] = []
-
-    def work(part: list[str]) -> None:
-        barrier.wait()
-        try:
-            wrong.extend(key for key in part if op(key) is not True)
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(keys[at::concurrency],)) for at in range(concurrency)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    taken = (now_ns() - started[0]) / len(keys) / 1e9
-    if wrong:
-        raise SystemExit(f"{len(wrong)} wrong answers, such as {wrong[0]!r}")
-    return taken
-
-
-async def in_tasks(op: Op, keys: list[str], concurrency: int) -> float:
-    """Seconds per key, with that many tasks that call one after another."""
-    wrong: list[str] = []
-
-    async def work(part: list[str]) -> None:
-        wrong.extend([key for key in part if await op(key) is not True])
-
-    parts = [keys[at::concurrency] for at in range(concurrency)]
-    start = now_ns()
-    if concurrency == 1:
-        await work(keys)
-    else:
-        await asyncio.gather(*map(work, parts))
-    taken = (now_ns() - start) / len(keys) / 1e9
-    if wrong:
-        raise SystemExit(f"{len(wrong)} wrong answers, such as {wrong[0]!r}")
-    return taken
-
-
 def limit(path: str, keys: list[str], concurrency: int, statements: list[str]) -> float:
     """Each statement for ``concurrency`` keys in a transaction of its own, nothing else."""
     with closing(bare(path)) as connection:
@@ -195,7 +151,7 @@ def async_case(
         if prepare is not None:
             prepare(path)
         async with opened(path) as store:
-            return {label: await in_tasks(op(store), keys, concurrency)}
+            return {label: (await in_tasks(op(store), keys, concurrency, LONGEST)).each}
 
     return lambda: asyncio.run(go())
 
@@ -213,7 +169,8 @@ def sync_case(
         if prepare is not None:
             prepare(path)
         with SQLiteStore(path) as store:
-            return {label: in_threads(op(WebhookDedup(store)), keys, concurrency)}
+            timed = in_threads(op(WebhookDedup(store)), keys, concurrency, LONGEST)
+            return {label: timed.each}
 
     return go
 
@@ -237,7 +194,7 @@ def hand_off(label: str, keys: list[str], concurrency: int) -> Case:
         server = threading.Thread(target=serve)
         server.start()
         try:
-            return {label: in_threads(op, keys, concurrency)}
+            return {label: in_threads(op, keys, concurrency, LONGEST).each}
         finally:
             queue.put(None)
             server.join()
@@ -427,7 +384,7 @@ def by_hand_case(label: str, files: Files, keys: list[str]) -> Case:
                 taken.append((now_ns() - start) / 1e9)
                 return done == 1
 
-            found = in_threads(pay, keys, CALLERS)
+            found = in_threads(pay, keys, CALLERS, LONGEST).each
         harness.latencies("sqlite", label, BY_HAND, taken)
         return {label: found}
 
@@ -448,7 +405,7 @@ def sync_transactions(label: str, files: Files, keys: list[str]) -> Case:
                 taken.append((now_ns() - start) / 1e9)
                 return not tx.replayed
 
-            found = in_threads(pay, keys, CALLERS)
+            found = in_threads(pay, keys, CALLERS, LONGEST).each
         harness.latencies("sqlite", label, TRANSACTION, taken)
         return {label: found}
 
@@ -469,7 +426,7 @@ def async_transactions(label: str, files: Files, keys: list[str]) -> Case:
                 taken.append((now_ns() - start) / 1e9)
                 return not tx.replayed
 
-            found = await in_tasks(pay, keys, CALLERS)
+            found = (await in_tasks(pay, keys, CALLERS, LONGEST)).each
         harness.latencies("sqlite", label, TRANSACTION, taken)
         return {label: found}
 

@@ -8,28 +8,31 @@ median of those is what is shown.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import gc
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 Case = Callable[[], dict[str, float]]
 Samples = dict[str, dict[str, list[float]]]  # operation, case, seconds per operation of each round
 
 # All that was measured in this run: part, operation, case, seconds per operation of each round.
 RECORDED: dict[str, Samples] = {}
-# Milliseconds that single calls took, where that is looked at: part, operation, case.
-LATENCIES: dict[str, dict[str, dict[str, list[float]]]] = {}
+# Milliseconds that single calls took, where that is looked at: part, operation, case, each round.
+LATENCIES: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
 
 PEERS = ("adcp", "aiosqlite", "cachetools", "idemkit", "jcs", "orjson", "rfc8785")
 
@@ -132,15 +135,17 @@ def measure(
 ) -> Samples:
     """Time every case once a round.
 
-    Stops after ``rounds``, or with the round in which ``seconds`` ran out, but not before the
-    third: ``seconds`` bounds the time on a slow machine. What comes before a comma in ``title`` is
-    the part of the run that this is recorded under; what comes behind is said of each operation.
+    Stops after ``rounds``, or with the round in which ``seconds`` ran out; but not before the
+    third, unless three times as much ran out. What comes before a comma in ``title`` is the part of
+    the run that this is recorded under; what comes behind is said of each operation.
     """
     samples: Samples = {}
     order = list(cases)
-    end = time.perf_counter() + seconds
+    start, number = time.perf_counter(), 0
     for number in range(rounds):
-        if number >= 3 and time.perf_counter() > end:
+        taken = time.perf_counter() - start
+        if taken > (seconds if number >= 3 else 3 * seconds):
+            number -= 1
             break
         random.Random(f"{seed}/{number}").shuffle(order)
         for name in order:
@@ -149,6 +154,7 @@ def measure(
             for operation, taken in cases[name]().items():
                 samples.setdefault(operation, {}).setdefault(name, []).append(taken)
     progress()
+    print(f"{title}: {number + 1} rounds, {time.perf_counter() - start:.0f} s", file=sys.stderr)
     part, _, kind = title.partition(", ")
     found = {
         operation: {name: by_case[name] for name in cases if name in by_case}
@@ -160,10 +166,89 @@ def measure(
     return found
 
 
+class Timed(NamedTuple):
+    """How long calls took.
+
+    Attributes:
+        each: Seconds a call, by the clock, while that many callers were at it.
+        done: The keys of those that were made: no more are begun when the time is up.
+    """
+
+    each: float
+    done: list[str]
+
+
+def _outcome(start: int, done: list[list[str]], wrong: list[Any]) -> Timed:
+    taken = (time.perf_counter_ns() - start) / 1e9
+    if wrong:
+        raise SystemExit(f"{len(wrong)} wrong answers, such as {wrong[0]!r}")
+    keys = [key for part in done for key in part]
+    return Timed(taken / len(keys), keys)
+
+
+def in_threads(
+    op: Callable[[str], Any], keys: list[str], callers: int, seconds: float = math.inf
+) -> Timed:
+    """Call ``op`` for each key, by that many threads that call one after another."""
+    started: list[int] = []
+    barrier = threading.Barrier(callers, action=lambda: started.append(time.perf_counter_ns()))
+    wrong: list[Any] = []
+    done: list[list[str]] = [[] for _ in range(callers)]
+    now = time.perf_counter
+
+    def work(part: list[str], made: list[str]) -> None:
+        barrier.wait()
+        end = now() + seconds
+        try:
+            for key in part:
+                if op(key) is not True:
+                    wrong.append(key)
+                made.append(key)
+                if now() > end:
+                    break
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(keys[at::callers], made))
+        for at, made in enumerate(done)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return _outcome(started[0], done, wrong)
+
+
+async def in_tasks(
+    op: Callable[[str], Awaitable[Any]], keys: list[str], callers: int, seconds: float = math.inf
+) -> Timed:
+    """Call ``op`` for each key, by that many tasks that call one after another."""
+    wrong: list[str] = []
+    done: list[list[str]] = [[] for _ in range(callers)]
+    now = time.perf_counter
+    end = now() + seconds
+
+    async def work(part: list[str], made: list[str]) -> None:
+        for key in part:
+            if await op(key) is not True:
+                wrong.append(key)
+            made.append(key)
+            if now() > end:
+                break
+
+    start = time.perf_counter_ns()
+    if callers == 1:
+        await work(keys, done[0])
+    else:
+        await asyncio.gather(*(work(keys[at::callers], made) for at, made in enumerate(done)))
+    return _outcome(start, done, wrong)
+
+
 def latencies(part: str, operation: str, case: str, taken: Iterable[float]) -> None:
-    """Note what single calls took, in seconds."""
+    """Note what the single calls of a round took, in seconds."""
     kept = LATENCIES.setdefault(part, {}).setdefault(operation, {}).setdefault(case, [])
-    kept.extend(one * 1e3 for one in taken)
+    kept.append([one * 1e3 for one in taken])
 
 
 def ratios(taken: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -220,11 +305,16 @@ def speed_table(samples: Samples, references: dict[str, str]) -> str:
     return markdown(("operation", "implementation", "a second", *known), rows)
 
 
+def middle_percentile(rounds: Iterable[Iterable[float]], percent: float) -> float:
+    """A percentile of each round, and of those the median: one bad round decides nothing."""
+    return statistics.median(percentile(taken, percent) for taken in rounds)
+
+
 def latency_table(part: str) -> str:
     """What single calls took, where that was looked at."""
     rows = [
-        (operation, name, f"{percentile(taken, 50):.2f} ms", f"{percentile(taken, 99):.2f} ms")
+        (operation, name, *(f"{middle_percentile(rounds, at):.2f} ms" for at in (50, 99)))
         for operation, by_case in LATENCIES.get(part, {}).items()
-        for name, taken in by_case.items()
+        for name, rounds in by_case.items()
     ]
     return markdown(("operation", "implementation", "p50", "p99"), rows) if rows else ""

@@ -144,9 +144,10 @@ def group(
             said += f" p50 {cases[name]['p50_ms']:.3g}, p99 {cases[name]['p99_ms']:.3g} ms"
         yield text(LEFT + long + 6, y + 12, said, "soft")
         for target in wanted:
-            if (target["operation"], target["case"]) != (operation, name):
+            other = speeds.get(target["reference"])
+            if (target["operation"], target["case"]) != (operation, name) or other is None:
                 continue
-            x = LEFT + room * speeds[target["reference"]] * target["least"] / most
+            x = LEFT + room * other * target["wanted"] / most
             if x <= LEFT + room * 1.05:
                 yield f'<path class="mark" d="M{x:.1f} {y - 2:.1f}v{BAR + 4}"/>'
 
@@ -171,12 +172,14 @@ def judged(wanted: list[dict[str, Any]]) -> str:
             body.append(text(16, y - 8, TITLES.get(part, part), "group"))
         other = target["reference"].removeprefix("limit: ")
         said = f"{target['operation']}, of {other}".replace("**", "").replace("`", "")
-        reached = target["measured"] / target["least"]
+        if not target["ratio"]:
+            said = f"{target['operation']}, {other}, {target['bound']}"
+        reached = target["reached"]
         long = room * min(reached, most) / most
         style = "ours" if target["met"] else "peer"
         body.append(text(left - 8, y + 12, said, "soft", "end"))
         body.append(bar(style, left, y, long))
-        figures = f"{target['measured']:.3g} / {target['least']:g}"
+        figures = f"{target['measured']:.3g} / {target['wanted']:g}"
         body.append(text(left + max(long, room / most) + 6, y + 12, figures, "soft"))
         y += BAR + GAP
     body.append(f'<path class="mark" d="M{line:.1f} 60V{y:.1f}"/>')
@@ -191,10 +194,7 @@ def lines(title: str, stores: dict[str, list[dict[str, Any]]]) -> str:
     left, right, top, bottom, height = 60, 190, 60, 50, 360
     keys = [step["keys"] for steps in stores.values() for step in steps]
     least, most = math.log10(min(keys)), math.log10(max(keys))
-    times = {
-        name: [step["p50_us"] / steps[0]["p50_us"] for step in steps]
-        for name, steps in stores.items()
-    }
+    times = {name: [step["times"] for step in steps] for name, steps in stores.items()}
     highest = max(2.0, *(value for values in times.values() for value in values))
 
     def x(value: float) -> float:
@@ -203,11 +203,13 @@ def lines(title: str, stores: dict[str, list[dict[str, Any]]]) -> str:
     def y(value: float) -> float:
         return height - bottom - (height - top - bottom) * value / highest
 
-    what = "median of a claim and its completion, times that with the fewest keys"
+    what = "a claim and its completion, times the same beside it in a store of the fewest keys"
     body = [text(16, 26, title, "title"), text(16, 44, what, "soft")]
     for level in range(int(highest) + 1):
         body.append(f'<path class="axis" d="M{left} {y(level):.1f}H{WIDTH - right}"/>')
         body.append(text(left - 8, y(level) + 4, str(level), "soft", "end"))
+    body.append(f'<path class="floor" d="M{left} {y(1.5):.1f}H{WIDTH - right}"/>')
+    body.append(text(WIDTH - right - 4, y(1.5) - 5, "1.5: no longer flat", "soft", "end"))
     for power in range(math.ceil(least), math.floor(most) + 1):
         at = x(10**power), height - bottom + 18
         body.append(text(*at, f"{10**power:,} keys", "soft", "middle"))

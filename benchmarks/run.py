@@ -104,12 +104,12 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def percentiles(latencies: dict[str, list[float]], case: str) -> dict[str, float]:
+def percentiles(latencies: dict[str, list[list[float]]], case: str) -> dict[str, float]:
     """What single calls of a case took, where that was looked at."""
     if case not in latencies:
         return {}
     return {
-        f"p{percent}_ms": rounded(harness.percentile(latencies[case], percent))
+        f"p{percent}_ms": rounded(harness.middle_percentile(latencies[case], percent))
         for percent in (50, 99)
     }
 
@@ -131,7 +131,13 @@ def results() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     ]
     wanted = [
         verdict.target._asdict()
-        | {"measured": round(statistics.median(verdict.ratios), 3), "met": verdict.met}
+        | {
+            "ratio": verdict.target.reference not in targets.ABSOLUTE,
+            "bound": verdict.bound,
+            "measured": round(statistics.median(verdict.measured), 3),
+            "reached": round(verdict.reached, 3),
+            "met": verdict.met,
+        }
         for verdict in verdicts
     ]
     return parts, wanted
