@@ -226,8 +226,8 @@ class AsyncInbox(ABC):
     async def prune(self, keep_ms: int) -> int:
         """Remove finished events that arrived longer ago than this, with their history.
 
-        Small steps or whole partitions: nobody waits for it. Events with unfinished or dead
-        deliveries stay.
+        Small steps, or whole days at once (then an event may stay for a day longer): nobody waits
+        for it. Events with unfinished or dead deliveries stay.
 
         Returns:
             How many events were removed, at least roughly.

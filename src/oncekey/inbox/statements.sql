@@ -43,7 +43,7 @@ WITH RECURSIVE names (target) AS (
 )
 SELECT n.target,
        (SELECT count(*) FROM (
-            SELECT 1 FROM oncekey_inbox_delivery d WHERE d.target = n.target LIMIT 100000) AS some),
+            SELECT 1 FROM oncekey_inbox_delivery d WHERE d.target = n.target LIMIT 100000) AS counted),
        coalesce((SELECT b.dead FROM buried b WHERE b.target = n.target), 0),
        (SELECT min(id) FROM (
             SELECT d.id FROM oncekey_inbox_delivery d WHERE d.target = n.target
