@@ -45,6 +45,8 @@ autodoc_mock_imports = [
     "google",
     "litestar",
     "mcp",
+    "opentelemetry",
+    "prometheus_client",
     "psycopg",
     "redis",
     "starlette",

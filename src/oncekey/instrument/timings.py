@@ -25,20 +25,18 @@ class Running(NamedTuple):
     """A handler that runs.
 
     Attributes:
-        operation: What it is the handler of.
         since: Seconds since 1970.
         begun: The same on the clock that no change of time moves.
         outer: What was being handled as an error when it began.
     """
 
-    operation: str
     since: float
     begun: float
     outer: BaseException | None
 
 
-running: dict[int, Running] = {}
-"""The handlers that run in this process, the oldest first, while anybody wants timings."""
+running: dict[str, dict[int, Running]] = {}
+"""By operation, the handlers that run in this process, the oldest first, while anybody asks."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=running.clear)
@@ -47,7 +45,8 @@ if hasattr(os, "register_at_fork"):
 def started(claim: Any) -> None:
     """The handler of a claim begins: told in the context that it runs in."""
     outer = sys.exc_info()[1]
-    running[id(claim)] = Running(claim.operation, time.time(), time.perf_counter(), outer)
+    here = running.setdefault(claim.operation, {})
+    here[id(claim)] = Running(time.time(), time.perf_counter(), outer)
     emit(
         EventKind.STARTED,
         claim.key,
@@ -59,7 +58,7 @@ def started(claim: Any) -> None:
 
 def ended(claim: Any, error: BaseException | None = None) -> None:
     """The handler of a claim has ended, with an error or not. Only the first call tells."""
-    found = running.pop(id(claim), None)
+    found = running.get(claim.operation, {}).pop(id(claim), None)
     if found is None:  # it began before anybody listened
         return
     if error is None and (raised := sys.exc_info()[1]) is not found.outer:
@@ -75,11 +74,11 @@ def ended(claim: Any, error: BaseException | None = None) -> None:
     )
 
 
-def oldest() -> Running | None:
-    """The handler that has run for longest in this process."""
+def oldest(operation: str) -> Running | None:
+    """The handler of ``operation`` that has run for longest in this process."""
     while True:
         try:
-            return next(iter(running.values()), None)
+            return next(iter(running.get(operation, {}).values()), None)
         except RuntimeError:  # another thread came between
             continue
 
