@@ -22,15 +22,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from oncekey.errors import StoreError
-from oncekey.models import CachedResponse, ClaimReply, Key, Record, Scope, Terms
+from oncekey.models import CachedResponse, ClaimReply, Entry, Key, Page, Record, Scope, Terms
 
 if TYPE_CHECKING:
     from oncekey._core.transact import AsyncTransaction, Transaction
 
 __all__ = [
+    "AsyncBrowsable",
     "AsyncStore",
     "AsyncSweepable",
     "AsyncTransactional",
+    "Browsable",
     "ClockInjectable",
     "IdempotencyBackend",
     "Loan",
@@ -194,6 +196,40 @@ class AsyncSweepable(ABC):
     @abstractmethod
     async def sweep(self, limit: int = 1000, now: int | None = None) -> int:
         """Remove at most about ``limit`` records that are past their time. Gives how many."""
+
+
+class Browsable(ABC):
+    """A store whose records an operator can look through. Keys are known by their digests.
+
+    Neither method gives an answer away, or holds up those who claim: a page is a short look.
+    """
+
+    @abstractmethod
+    def browse(self, cursor: str = "", limit: int = 1000) -> Page:
+        """Records in the store's own order, after ``cursor``; looks at about ``limit`` of them.
+
+        Each record that is there throughout is in some page, and may be in two. A page may be
+        empty before the last.
+
+        Raises:
+            StoreConfigError: ``cursor`` is not from a page of this store.
+        """
+
+    @abstractmethod
+    def find(self, digest: bytes) -> Entry | None:
+        """The record of the key with that digest."""
+
+
+class AsyncBrowsable(ABC):
+    """The asynchronous form of ``Browsable``."""
+
+    @abstractmethod
+    async def browse(self, cursor: str = "", limit: int = 1000) -> Page:
+        """Records in the store's own order, after ``cursor``; looks at about ``limit`` of them."""
+
+    @abstractmethod
+    async def find(self, digest: bytes) -> Entry | None:
+        """The record of the key with that digest."""
 
 
 class Loan:

@@ -14,7 +14,9 @@ __all__ = [
     "MAX_KEY_LENGTH",
     "CachedResponse",
     "ClaimReply",
+    "Entry",
     "Key",
+    "Page",
     "Record",
     "Scope",
     "State",
@@ -156,6 +158,18 @@ class Key:
         self.name = name
         self._digest: bytes | None = None
 
+    @classmethod
+    def stored(cls, digest: bytes, label: str = "") -> Key:
+        """A key as a store has it: by its digest. Its name and the parts of its scope are unknown.
+
+        The methods of a store take it; ``label`` is what the store says of its scope.
+        """
+        scope = Scope("stored", digest.hex())
+        scope.label = label
+        key = cls(scope, digest.hex())
+        key._digest = digest
+        return key
+
     @property
     def digest(self) -> bytes:
         """SHA-256 over the length-prefixed scope and the name: 32 bytes, computed once."""
@@ -215,6 +229,34 @@ class Record(NamedTuple):
     purge_at: int
     attempts: int
     answer: bytes | None
+
+
+class Entry(NamedTuple):
+    """A record in a listing, without its answer.
+
+    Attributes:
+        key: The key as its store has it, usable with that store's methods.
+        record: The record; its answer is left out.
+        answer_bytes: How long the answer is. ``None``: there is none.
+    """
+
+    key: Key
+    record: Record
+    answer_bytes: int | None
+
+
+class Page(NamedTuple):
+    """A part of a listing.
+
+    Attributes:
+        entries: The records.
+        cursor: Where the next page starts. ``None``: this was the last.
+        share: How much of all records this page and those before it cover, from 0 to 1.
+    """
+
+    entries: list[Entry]
+    cursor: str | None
+    share: float
 
 
 class ClaimReply(NamedTuple):

@@ -24,6 +24,12 @@ GROUPS: Final = {
 
 # One line a command, in the order in which they are shown.
 COMMANDS: Final = {
+    "stats": Command("look", "stats", "count what is in a store"),
+    "stuck": Command("look", "stuck", "list claims past their lease, or running for long"),
+    "inspect": Command("look", "inspect", "show what a store has of a key"),
+    "evict": Command("look", "evict", "make a store forget a key, so that a retry runs"),
+    "sweep": Command("look", "sweep", "remove records past their time, now"),
+    "plan": Command("set up", "plan", "work out the memory, disk and writes that a load needs"),
     "migrate": Command("set up", "migrate", "make or update the tables of a PostgreSQL store"),
     "conformance": Command("set up", "conformance", "check that a store keeps the contract"),
     "providers": Command("hooks", "providers", "list the webhook providers that are known"),

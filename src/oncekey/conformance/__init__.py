@@ -17,10 +17,11 @@ Each check is a generator: it yields operations of the store and gets their resu
 
 from oncekey.conformance.checks import CHECKS
 from oncekey.conformance.run import Conformance, arun_all, arun_check, run_all, run_check
-from oncekey.conformance.steps import Check, Elapse, Race
+from oncekey.conformance.steps import Can, Check, Elapse, Race
 
 __all__ = [
     "CHECKS",
+    "Can",
     "Check",
     "Conformance",
     "Elapse",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from oncekey._core.drive import Op
 from oncekey._core.flows import new_owner
+from oncekey.conformance.listings import LISTINGS
 from oncekey.conformance.steps import Check, Elapse, Race, Step
 from oncekey.models import Key, Scope, State, Terms, Verdict
 
@@ -434,4 +435,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     racing_takeovers_have_one_winner,
     racing_first_seen_is_true_once,
     completion_races_a_takeover,
+    *LISTINGS,
 )

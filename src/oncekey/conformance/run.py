@@ -12,7 +12,7 @@ from typing import Any
 from oncekey._core.drive import Op, adrive, drive
 from oncekey.abc import AsyncStore, ClockInjectable, Store
 from oncekey.conformance.checks import CHECKS
-from oncekey.conformance.steps import Check, Race, Step
+from oncekey.conformance.steps import Can, Check, Race, Step
 from oncekey.testing import ManualClock
 
 __all__ = ["Conformance", "arun_all", "arun_check", "run_all", "run_check"]
@@ -60,6 +60,8 @@ def run_check(check: Check, make_store: Callable[[], Store]) -> None:
                 return race(step.ops)
             if isinstance(step, Op):
                 return getattr(store, step.method)(*step.args)
+            if isinstance(step, Can):
+                return isinstance(store, step.kinds)
             if clock is not None:
                 return clock.advance(step.ms / 1000)
             until = store.now() + step.ms
@@ -86,6 +88,8 @@ async def arun_check(check: Check, make_store: Callable[[], AsyncStore]) -> None
                 return await asyncio.gather(*(do(op) for op in step.ops))
             if isinstance(step, Op):
                 return await getattr(store, step.method)(*step.args)
+            if isinstance(step, Can):
+                return isinstance(store, step.kinds)
             if clock is not None:
                 return clock.advance(step.ms / 1000)
             until = await store.now() + step.ms

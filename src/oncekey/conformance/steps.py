@@ -7,7 +7,7 @@ from typing import Any
 
 from oncekey._core.drive import Op
 
-__all__ = ["Check", "Elapse", "Race", "Step"]
+__all__ = ["Can", "Check", "Elapse", "Race", "Step"]
 
 
 class Elapse:
@@ -24,5 +24,12 @@ class Race:
         self.ops = ops
 
 
-Step = Op | Elapse | Race
+class Can:
+    """Ask whether the store is one of these classes: what not every store has to be."""
+
+    def __init__(self, *kinds: type) -> None:
+        self.kinds = kinds
+
+
+Step = Op | Elapse | Race | Can
 Check = Callable[[], Generator[Step, Any, None]]

@@ -31,6 +31,7 @@ class EventKind(StrEnum):
     COMPLETED = "completed"  # an outcome was recorded
     RELEASED = "released"  # a failed call gave its key back
     SWEPT = "swept"  # records past their time were removed
+    EVICTED = "evicted"  # an operator made the store forget a key
     IGNORED = "ignored"  # a webhook came whose type has no handler
     STORE_ERROR = "store_error"  # the store failed
     DELIVERY = "delivery"  # a webhook delivery was answered

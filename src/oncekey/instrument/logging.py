@@ -12,6 +12,7 @@ __all__ = ["log_events"]
 LEVELS: Final[dict[EventKind, int]] = {
     EventKind.TAKEOVER: logging.WARNING,
     EventKind.FENCED: logging.WARNING,
+    EventKind.EVICTED: logging.WARNING,
     EventKind.STORE_ERROR: logging.ERROR,
     EventKind.CONFLICT: logging.INFO,
     EventKind.EXPIRED: logging.INFO,

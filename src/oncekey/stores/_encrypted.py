@@ -14,9 +14,11 @@ from typing import Any, Final, Protocol
 
 from oncekey._core.codec import REMOVED
 from oncekey.abc import (
+    AsyncBrowsable,
     AsyncStore,
     AsyncSweepable,
     AsyncTransactional,
+    Browsable,
     Clock,
     ClockInjectable,
     Loan,
@@ -301,6 +303,22 @@ class _AsyncSweeping(_Sweeps, AsyncSweepable):
     pass
 
 
+class _Browses(_Around):
+    def browse(self, cursor: str = "", limit: int = 1000) -> Any:
+        return self.store.browse(cursor, limit)  # no answers in it
+
+    def find(self, digest: bytes) -> Any:
+        return self.store.find(digest)
+
+
+class _Browsing(_Browses, Browsable):
+    pass
+
+
+class _AsyncBrowsing(_Browses, AsyncBrowsable):
+    pass
+
+
 class _Marking(_Around, Markable):
     def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
         marker: Callable[[str], bool] = self.store.marker(scope, terms)
@@ -358,6 +376,8 @@ class _CompletingOn(_Around):
 _POWERS: Final[tuple[tuple[type, type], ...]] = (
     (Sweepable, _Sweeping),
     (AsyncSweepable, _AsyncSweeping),
+    (Browsable, _Browsing),
+    (AsyncBrowsable, _AsyncBrowsing),
     (Markable, _Marking),
     (ClockInjectable, _Timed),
     (Transactional, _Transacting),

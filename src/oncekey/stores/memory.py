@@ -17,6 +17,7 @@ from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store,
 from oncekey.errors import StoreConfigError
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
+from oncekey.stores._memory_browsing import AsyncBrowsing, Browsing
 from oncekey.stores._memory_table import Table
 
 __all__ = ["AsyncMemoryStore", "MemoryBackend", "MemoryStore"]
@@ -87,7 +88,7 @@ class _OnTable(ClockInjectable):
             self._table.close()
 
 
-class MemoryStore(_OnTable, Store, Sweepable, Markable):
+class MemoryStore(Browsing, _OnTable, Store, Sweepable, Markable):
     """The synchronous memory store.
 
     Promises: atomic within one process. Everything is lost when the process ends, and other
@@ -156,7 +157,7 @@ class MemoryStore(_OnTable, Store, Sweepable, Markable):
 _NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
 
 
-class AsyncMemoryStore(_OnTable, Answers, AsyncSweepable, Markable):
+class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
     Promises: atomic within one process, for any number of threads and event loops. Everything is

@@ -433,3 +433,18 @@ SELECT f.records IS NOT NULL AS records, f.waiters IS NOT NULL AS waiters,
      WHERE oid = f.records OR oid IN (SELECT relid FROM pg_partition_tree(f.records))) AS unlogged,
     current_user::text AS role, f.name AS home
 FROM found f
+
+-- name: browse
+-- $1 tenant, $2 the key to go on after, $3 how many. Answers stay where they are.
+SELECT t.key, t.scope, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at,
+    t.purge_at, t.attempts, pg_catalog.octet_length(t.answer)
+FROM oncekey_records t
+WHERE t.tenant = $1::text AND t.key > $2::bytea
+ORDER BY t.key LIMIT $3::bigint
+
+-- name: find
+-- $1 tenant, $2 key
+SELECT t.key, t.scope, t.state, t.owner, t.fence, t.fingerprint, t.lease_until, t.expires_at,
+    t.purge_at, t.attempts, pg_catalog.octet_length(t.answer)
+FROM oncekey_records t
+WHERE t.tenant = $1::text AND t.key = $2::bytea

@@ -20,6 +20,7 @@ from oncekey.stores._answers import Answers
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
 from oncekey.stores.postgres.addresses import chosen_driver, driver_of, need, own_options, plain
 from oncekey.stores.postgres.async_connections import async_source
+from oncekey.stores.postgres.browsing import AsyncBrowsing, Browsing
 from oncekey.stores.postgres.calls import is_fence, run_jobs
 from oncekey.stores.postgres.connections import sync_source
 from oncekey.stores.postgres.flows import SWEEP_EVERY, Flows, migrated
@@ -33,7 +34,7 @@ __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 _WON = Verdict.WON
 
 
-class PostgresStore(Flows, Transactional, Store, Sweepable, Forking):
+class PostgresStore(Browsing, Flows, Transactional, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -244,7 +245,7 @@ class _Lanes:
         self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
-class AsyncPostgresStore(Flows, AsyncTransactional, Answers, AsyncSweepable):
+class AsyncPostgresStore(AsyncBrowsing, Flows, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous PostgreSQL store; ``PostgresStore`` is its synchronous twin.
 
     Promises what ``PostgresStore`` promises. Calls that come while a statement is under way

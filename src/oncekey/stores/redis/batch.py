@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError, StoreUnavailableError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.stores._batching import Job
+from oncekey.stores.redis.browsing import Whole
 from oncekey.stores.redis.check import QUESTIONS, faults
 from oncekey.stores.redis.errors import code_of, known, unreachable
 from oncekey.stores.redis.inbox import AllWaiters
@@ -81,9 +82,10 @@ class Batches:
     def run(self, batch: Batch) -> Asks:
         """Run the jobs of a batch and fill in each one's result or error."""
         for job in batch.jobs:
-            if job.method is CLEAR:
+            op = job.method
+            if op is CLEAR or isinstance(op, Whole):
                 batch.jobs = [other for other in batch.jobs if other is not job]
-                yield from self._clear(job)
+                yield from op.run(self, job) if isinstance(op, Whole) else self._clear(job)
         for _ in range(ROUNDS):
             if not batch.jobs:
                 return

@@ -14,6 +14,7 @@ from oncekey.models import Key, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores.redis.address import STORE_OPTIONS, parse_query, target_of
 from oncekey.stores.redis.batch import Batches, Options
+from oncekey.stores.redis.browsing import AsyncBrowsing, Browsing
 from oncekey.stores.redis.check import CHECKS
 from oncekey.stores.redis.inbox import AllWaiters, AsyncInbox, Inbox
 from oncekey.stores.redis.loop import LoopLanes
@@ -114,7 +115,7 @@ class _Calls:
         return self._do(CLEAR, b"", None)
 
 
-class RedisStore(_Calls, Store):
+class RedisStore(Browsing, _Calls, Store):
     """The synchronous Redis store.
 
     Promises: atomic for everybody who uses the server, by its clock. What an acknowledged change
@@ -205,7 +206,7 @@ class _Loop:
 _inherited: list[Any] = []  # connections of parent processes: dropped, never closed
 
 
-class AsyncRedisStore(_Calls, Answers, Forking):
+class AsyncRedisStore(AsyncBrowsing, _Calls, Answers, Forking):
     """The asynchronous Redis store; ``RedisStore`` is its synchronous twin.
 
     Promises what ``RedisStore`` promises, takes its arguments (a client must be one of

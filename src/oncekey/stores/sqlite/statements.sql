@@ -55,3 +55,13 @@ DELETE FROM oncekey_records WHERE key = x''
 
 -- name: clear
 DELETE FROM oncekey_records
+
+-- name: browse
+SELECT key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts,
+    length(answer)
+FROM oncekey_records WHERE key > ? ORDER BY key LIMIT ?
+
+-- name: find
+SELECT key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts,
+    length(answer)
+FROM oncekey_records WHERE key = ?

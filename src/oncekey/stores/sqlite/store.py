@@ -25,6 +25,7 @@ from oncekey.errors import StoreConfigError, StoreError
 from oncekey.models import ClaimReply, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import ThreadBatch
+from oncekey.stores.sqlite.browsing import AsyncBrowsing, Browsing
 from oncekey.stores.sqlite.commits import TickCommit, WriterCommit
 from oncekey.stores.sqlite.database import Database
 from oncekey.stores.sqlite.lending import close_async, lend, lend_async
@@ -76,7 +77,7 @@ class _Face(ClockInjectable):
         return self._database.peek(key, b"", fingerprint, terms, now_us)
 
 
-class SQLiteStore(_Face, Transactional, Store, Sweepable):
+class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
     """The synchronous SQLite store.
 
     Promises: atomic for all threads and processes that open the file on one machine. With
@@ -250,7 +251,7 @@ def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
     return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
 
 
-class AsyncSQLiteStore(_Face, AsyncTransactional, Answers, AsyncSweepable):
+class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
     Promises what ``SQLiteStore`` promises. Look-ups read from the page cache in place; changes are

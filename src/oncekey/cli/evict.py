@@ -1,0 +1,99 @@
+"""``oncekey evict KEY URL``: make a store forget a key, so that a retry runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import getpass
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from oncekey.cli._keys import add_key, key_of
+from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._stores import add_store, redacted, store_url
+from oncekey.cli.inspect import shown
+from oncekey.errors import PolicyError
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "evict",
+        help="make a store forget a key, so that a retry runs",
+        description="Makes a store forget a key: the next call of it runs, and may do its work a "
+        "second time. Shows what is there and asks first, unless --yes is given. Exits with 1 if "
+        "nothing was evicted.",
+    )
+    add_key(parser)
+    add_store(parser)
+    parser.add_argument("--yes", action="store_true", help="don't ask")
+    parser.add_argument(
+        "--audit-file", metavar="FILE", help="append a line of JSON about it, before and after"
+    )
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for that line")
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, evict, and say what a retry gets now."""
+    from oncekey.operate import evict, inspect
+    from oncekey.stores.urls import connect
+
+    out = Output(arguments)
+    key = key_of(arguments)
+    url = store_url(arguments)
+    with connect(url) as store:
+        before = inspect(store, key)
+        if before.situation not in ("unknown", "released", "ended"):
+            if not arguments.yes:
+                _ask(out, before)
+            _note(arguments, url, before, "evicting")
+        done = evict(store, key)
+    _note(arguments, url, before, "evicted" if done.evicted else "nothing evicted")
+    if out.as_json:
+        out.json(dataclasses.asdict(done))
+    else:
+        out.line(done.outcome, "green" if done.evicted else "yellow")
+    return 0 if done.evicted else 1
+
+
+def _ask(out: Output, before: Any) -> None:
+    if out.as_json or not sys.stdin.isatty():
+        raise PolicyError(
+            "evicting lets the work of this key run again: give --yes where nobody can be asked"
+        )
+    out.pairs(shown(before))
+    out.line()
+    out.line("Evicting it lets the next call run its work again.", "yellow")
+    if input("Evict? Type yes: ").strip().lower() != "yes":
+        raise PolicyError("nothing was evicted")
+
+
+def _note(arguments: argparse.Namespace, url: str, before: Any, what: str) -> None:
+    """A line in the audit file: who did what to which key, on disk before it is done."""
+    if not arguments.audit_file:
+        return
+    line = {
+        "at": time.time(),
+        "who": getpass.getuser(),
+        "what": what,
+        "store": redacted(url),
+        "digest": before.digest,
+        "situation": before.situation,
+        "fence": before.fence,
+        "reason": arguments.reason,
+    }
+    try:
+        place = os.open(arguments.audit_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise PolicyError(f"{arguments.audit_file} can't be written: {error.strerror}") from None
+    with os.fdopen(place, "ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,76 @@
+"""``oncekey stuck URL``: claims past their lease, or that have been running for long."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from oncekey.cli._format import duration, seconds_text
+from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._stores import add_store, store_url
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "stuck",
+        help="list claims past their lease, or running for long",
+        description="Lists claims whose lease is over, so that their worker died or hangs and no "
+        "retry came, and those that have been running for long. Exits with 1 if there are any.",
+    )
+    add_store(parser)
+    parser.add_argument(
+        "--longer-than",
+        type=duration,
+        default=300.0,
+        metavar="TIME",
+        help="also list claims that have been running for so long, such as 90s or 15m; 5m",
+    )
+    parser.add_argument("--scope", metavar="LABEL", help="only this scope, such as once:orders")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="how many to list")
+    parser.add_argument("--cursor", default="", help="go on where an earlier listing ended")
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list."""
+    from oncekey.operate import stuck
+    from oncekey.stores.urls import connect
+
+    out = Output(arguments)
+    with connect(store_url(arguments)) as store, out.progress("looking through the records"):
+        listing = stuck(
+            store,
+            longer_than=arguments.longer_than,
+            scope=arguments.scope,
+            cursor=arguments.cursor,
+            limit=arguments.limit,
+        )
+    if out.as_json:
+        out.json(dataclasses.asdict(listing))
+        return 1 if listing.found else 0
+    if listing.found:
+        out.table(
+            ["digest", "state", ">claimed", ">lease left", ">attempts", "scope"],
+            [
+                [
+                    one.digest,
+                    one.situation,
+                    f"{seconds_text(one.age)} ago",
+                    seconds_text(one.lease_left),
+                    str(one.attempts),
+                    printable(one.scope) or "-",
+                ]
+                for one in listing.found
+            ],
+        )
+    count = f"{len(listing.found)} stuck, {listing.looked_at} records looked at"
+    more = f"; go on with --cursor {listing.cursor}" if listing.cursor else ""
+    out.line(count + more, "yellow" if listing.found else "green")
+    if listing.found:
+        out.line("`oncekey inspect DIGEST --digest` says what a retry gets; `evict` frees a key")
+    return 1 if listing.found else 0
