@@ -293,6 +293,20 @@ class StoreTimeoutError(StoreUnavailableError):
         self.outcome_known = outcome_known
 
 
+class StoreCircuitOpenError(StoreUnavailableError):
+    """The store was not asked: it has failed time after time, and its breaker is open.
+
+    Attributes:
+        retry_after: Whole seconds until the breaker lets a call try the store again.
+    """
+
+    code = "STORE_CIRCUIT_OPEN"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class StoreFullError(StoreError):
     """No room for another record: the memory bound, or the disk."""
 

@@ -35,7 +35,7 @@ from oncekey._core.transact import (
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, InvalidKeyError
 from oncekey.models import Key
-from oncekey.policy import Policy
+from oncekey.policy import JournalPath, OnOutage, Policy
 from oncekey.stores.urls import aconnect, connect
 
 __all__ = [
@@ -86,6 +86,13 @@ class _Base:
         self._scope = scope
         self.policy = (policy or Policy()).but(options)
 
+    def _see(self, on_outage: OnOutage | None, journal: JournalPath | None) -> None:
+        """See the store as this guard's word for outages says."""
+        if on_outage is not None or journal is not None:
+            from oncekey.resilience.outage import seen_by
+
+            self.store = seen_by(self.store, on_outage, journal)
+
     def bind(
         self,
         function: Callable[..., Any],
@@ -125,6 +132,11 @@ class Once(_Base):
         scope: A name that sets keys apart: those of blocks, and those of functions beside the
             function's own name.
         policy: Defaults for all calls; single options may be given instead.
+        on_outage: What becomes of a call whose store can't answer. ``closed``: it is an error.
+            ``open``: it runs without the store, which is made whole from the journal later; what
+            that can lose is in the documentation. ``None``: as the store says, which is ``closed``
+            unless ``resilient`` was told otherwise.
+        journal: The journal's directory, for ``open``.
 
     Example:
         >>> from oncekey import Once
@@ -142,6 +154,8 @@ class Once(_Base):
         *,
         scope: str = "",
         policy: Policy | None = None,
+        on_outage: OnOutage | None = None,
+        journal: JournalPath | None = None,
         **options: Any,
     ) -> None:
         super().__init__(scope, policy, options)
@@ -151,6 +165,7 @@ class Once(_Base):
                 f"Once needs a sync store, got {type(store).__name__}: pass connect(url) or "
                 "SQLiteStore(...), or use AsyncOnce"
             )
+        self._see(on_outage, journal)
 
     def __call__(
         self,
@@ -292,6 +307,8 @@ class AsyncOnce(_Base):
         *,
         scope: str = "",
         policy: Policy | None = None,
+        on_outage: OnOutage | None = None,
+        journal: JournalPath | None = None,
         **options: Any,
     ) -> None:
         super().__init__(scope, policy, options)
@@ -301,6 +318,7 @@ class AsyncOnce(_Base):
                 f"AsyncOnce needs an async store, got {type(store).__name__}: pass aconnect(url) "
                 "or AsyncSQLiteStore(...), or use Once"
             )
+        self._see(on_outage, journal)
 
     def __call__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
@@ -10,13 +11,28 @@ from typing import Any, Literal
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
 
-__all__ = ["Duration", "OnCancel", "Policy", "check_on_cancel", "milliseconds"]
+__all__ = [
+    "Duration",
+    "JournalPath",
+    "OnCancel",
+    "OnOutage",
+    "Policy",
+    "check_on_cancel",
+    "check_on_outage",
+    "milliseconds",
+]
 
 Duration = int | float | timedelta
 """Seconds as a number, or a ``timedelta``."""
 
 OnCancel = Literal["finish", "lease", "release"]
 """What becomes of a handler whose caller is cancelled."""
+
+OnOutage = Literal["closed", "open"]
+"""What a call gets whose store can't answer: an error, or to go on without the store."""
+
+JournalPath = str | os.PathLike[str]
+"""A directory on a local disk, for the journals of one store."""
 
 DAY = 86_400
 
@@ -112,3 +128,13 @@ def check_on_cancel(value: OnCancel) -> OnCancel:
     if value not in ("finish", "lease", "release"):
         raise PolicyError(f"on_cancel must be 'finish', 'lease' or 'release', got {value!r}")
     return value
+
+
+def check_on_outage(value: object) -> None:
+    """Raise unless ``value`` is a word for what becomes of calls in an outage.
+
+    Raises:
+        PolicyError: It is not.
+    """
+    if value not in (None, "closed", "open"):
+        raise PolicyError(f"on_outage must be 'closed' or 'open', got {value!r}")

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import (
+    NO_CALLER,
+    NO_KEY,
     Arguments,
     Callers,
     ToolContext,
@@ -49,7 +51,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.models import Key, Scope, check_text
-from oncekey.policy import OnCancel, Policy, check_on_cancel
+from oncekey.policy import JournalPath, OnCancel, OnOutage, Policy, check_on_cancel
 from oncekey.stores.legacy import LegacyStore, as_async_store, join_scope
 
 __all__ = ["IdempotencyStore", "ToolContext"]
@@ -79,16 +81,6 @@ class _How:
 
 
 Guarded = Callable[[engine.Job, Callable[..., Any], Any, Any], Any]
-
-_NO_CALLER = (
-    "a request came with an idempotency_key but no caller_identity in its context, so it runs "
-    "unguarded. Set context.caller_identity from the verified credentials, or set "
-    "require_principal=True to refuse such requests."
-)
-_NO_KEY = (
-    "a request came with an idempotency_key that is no text or is empty, so it runs unguarded. "
-    "Send text of 1 to 255 characters, or set strict_keys=True to refuse such requests."
-)
 
 
 class IdempotencyStore:
@@ -132,6 +124,9 @@ class IdempotencyStore:
             ``release``: it is cancelled and the key is free at once, for what may run twice.
         ignore_defaults: A field of a Pydantic request that is set to its default equals one that
             is left out.
+        on_outage: A call whose store can't answer is an error: ``closed``; or it runs, to be
+            reconciled later: ``open``. ``None``: as the store says, see ``resilient``.
+        journal: The directory from which it is reconciled.
 
     Raises:
         ValueError: ``ttl_seconds`` is out of bounds, or another option is.
@@ -172,6 +167,8 @@ class IdempotencyStore:
         raise_on_persist_error: bool = False,
         on_cancel: OnCancel = "finish",
         ignore_defaults: bool = False,
+        on_outage: OnOutage | None = None,
+        journal: JournalPath | None = None,
     ) -> None:
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
@@ -233,6 +230,10 @@ class IdempotencyStore:
         if clock is not time.time and isinstance(store, ClockInjectable):
             store = store.with_clock(clock)
         self._store: Store | AsyncStore = store
+        if on_outage is not None or journal is not None:
+            from oncekey.resilience.outage import seen_by
+
+            self._store = seen_by(store, on_outage, journal)
 
     def capability(self) -> dict[str, Any]:
         """What to declare under ``adcp.idempotency`` in a capabilities response."""
@@ -434,9 +435,9 @@ class IdempotencyStore:
             if whose is None:
                 if rules.require_principal:
                     raise IdempotencyScopeError(operation)
-                self._warn_once(_NO_CALLER)
+                self._warn_once(NO_CALLER)
         elif name is not None:
-            self._warn_once(_NO_KEY)
+            self._warn_once(NO_KEY)
         if whose is None or not isinstance(name, str):
             if how.transactional:  # it has no transaction to run in without a key and a caller
                 raise InvalidKeyError(

@@ -29,6 +29,7 @@ from oncekey.canonical import sha256_hex
 from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind
+from oncekey.policy import JournalPath, OnOutage
 from oncekey.stores.legacy import as_async_store
 
 __all__ = [
@@ -49,6 +50,12 @@ def _payload_hash(payload: Any) -> str:
     return sha256_hex(payload)
 
 
+def _seen(store: Any, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
+    from oncekey.resilience.outage import seen_by
+
+    return seen_by(store, on_outage, journal)
+
+
 class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
     """Which webhook deliveries were seen, by verified sender and key.
 
@@ -63,6 +70,11 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
         processing_ttl_seconds: How long a claimed delivery is held by a worker that died.
         require_verified: Take a sender only as a verifier gave it (``verdict.sender``), never as
             text, which could come from a payload by accident.
+        on_outage: What becomes of a delivery whose store can't answer. ``closed``: an error, also
+            from ``check_and_record``. ``open``: it counts as new and goes into the journal, from
+            which the store is made whole later. ``None``: as the store says, but that
+            ``check_and_record`` counts it as new, with a warning and no trace.
+        journal: The journal's directory, for ``open``.
 
     Raises:
         ValueError: A TTL is out of bounds, or the namespace is empty.
@@ -82,6 +94,9 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
 
     def _fit(self, backend: IdempotencyBackend) -> Any:
         return as_async_store(backend, "AsyncWebhookDedup")
+
+    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
+        return _seen(self._store, on_outage, journal)
 
     async def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. True exactly once in the window, whoever else asks at the same time.
@@ -245,6 +260,9 @@ class WebhookDedup(Deliveries[Store]):
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
         return backend
+
+    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
+        return _seen(self._store, on_outage, journal)
 
     def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. See ``AsyncWebhookDedup.check_and_record``."""

@@ -38,6 +38,7 @@ from oncekey.http import Settings as HttpSettings
 from oncekey.instrument import Event, EventKind
 from oncekey.instrument.logging import LEVELS
 from oncekey.receiver import ReceiverSettings
+from oncekey.resilience import Breaker, resilient
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -81,6 +82,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
     ],
     "Redis stores": [RedisStore, AsyncRedisStore],
     "connect and aconnect": [connect, aconnect],
+    "resilient": [resilient, Breaker],
 }
 # Whose ``key`` has a default only so that leaving it out gets an error that says what to write.
 KEYED = (Once.__call__, AsyncOnce.__call__)
@@ -115,8 +117,8 @@ def shown(default: object) -> object:
     """What the default column says for a default."""
     if default is inspect.Parameter.empty:
         return "required"
-    if default is time.time:
-        return "time.time"
+    if default in (time.time, time.monotonic):
+        return f"time.{default.__name__}"  # type: ignore[attr-defined]
     return default.__name__ if inspect.isfunction(default) else default
 
 

@@ -31,6 +31,7 @@ OTHER = (
     oncekey.PolicyError,
     oncekey.RedisBackend,
     oncekey.SQLiteBackend,
+    oncekey.StoreCircuitOpenError,
     oncekey.StoreClosedError,
     oncekey.StoreConfigError,
     oncekey.StoreCorruptError,

@@ -17,6 +17,8 @@ from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequest
 from oncekey.models import Scope, check_text, identity_text
 
 __all__ = [
+    "NO_CALLER",
+    "NO_KEY",
     "Arguments",
     "Callers",
     "Identity",
@@ -31,6 +33,16 @@ __all__ = [
     "name_of",
     "not_awaitable",
 ]
+
+NO_CALLER = (
+    "a request came with an idempotency_key but no caller_identity in its context, so it runs "
+    "unguarded. Set context.caller_identity from the verified credentials, or set "
+    "require_principal=True to refuse such requests."
+)
+NO_KEY = (
+    "a request came with an idempotency_key that is no text or is empty, so it runs unguarded. "
+    "Send text of 1 to 255 characters, or set strict_keys=True to refuse such requests."
+)
 
 Identity = str | int | UUID
 """What a principal or a tenant is named by. ``1``, ``"1"`` and a UUID of that text are three."""

@@ -25,6 +25,7 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.instrument.timings import Timed
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
+from oncekey.policy import JournalPath, OnOutage, check_on_outage
 
 __all__ = [
     "MIN_TTL_SECONDS",
@@ -102,8 +103,12 @@ class Deliveries(Generic[B]):
         clock: Clock = time.time,
         processing_ttl_seconds: int | None = None,
         require_verified: bool = False,
+        on_outage: OnOutage | None = None,
+        journal: JournalPath | None = None,
     ) -> None:
         self.require_verified = require_verified
+        check_on_outage(on_outage)
+        self._raises = on_outage == "closed"
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one to seven "
@@ -131,9 +136,15 @@ class Deliveries(Generic[B]):
         self._store: Any = self._fit(backend)
         if clock is not time.time and isinstance(self._store, ClockInjectable):
             self._store = self._store.with_clock(clock)  # a server's own is never replaced
+        if on_outage is not None or journal is not None:
+            self._store = self._seen(on_outage, journal)
 
     def _fit(self, backend: B) -> Any:
         """The backend as a store of this form."""
+        raise NotImplementedError
+
+    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
+        """The store as this word for outages says."""
         raise NotImplementedError
 
     def _key(self, sender_id: Sender, idempotency_key: str) -> Key:
@@ -250,7 +261,7 @@ class Deliveries(Generic[B]):
 
     def _unrecorded(self, sender_id: Sender, idempotency_key: str, error: Exception) -> bool:
         """Rather twice than never, if the store failed; a key that is none is the caller's."""
-        if isinstance(error, InvalidKeyError):
+        if self._raises or isinstance(error, InvalidKeyError):
             raise error
         key = self._key(sender_id, idempotency_key)
         emit(EventKind.STORE_ERROR, key, "check_and_record", error=type(error).__name__)

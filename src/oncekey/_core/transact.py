@@ -209,6 +209,8 @@ def takes_parameter(handler: Callable[..., Any], name: str) -> bool:
 def check_transactional(store: Any) -> None:
     """Raise unless ``store`` can share a transaction."""
     if not isinstance(store, (Transactional, AsyncTransactional)):
+        if why := getattr(store, "no_transactions", ""):
+            raise TransactionRefusedError(why)
         raise TransactionRefusedError(
             f"{type(store).__name__} has no transactions to share: use a PostgreSQL or SQLite "
             "store on the database that your own tables are in"

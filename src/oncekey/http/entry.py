@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey._core.drive import arun, run
 from oncekey.abc import AsyncStore, Store
@@ -15,6 +15,18 @@ from oncekey.models import Scope
 from oncekey.stores.urls import aconnect, connect
 
 __all__ = ["aidentify", "aready", "identify", "ready"]
+
+
+S = TypeVar("S", bound=Store | AsyncStore)
+
+
+def _seen(store: S, settings: Settings) -> S:
+    """The store as these settings' word for outages says."""
+    if settings.on_outage is None and settings.journal is None:
+        return store
+    from oncekey.resilience.outage import seen_by
+
+    return seen_by(store, settings.on_outage, settings.journal)
 
 
 def ready(
@@ -29,7 +41,7 @@ def ready(
     checked = settings_of(settings, options)
     opened = connect(store) if isinstance(store, str) else store
     if isinstance(opened, Store):
-        return opened, checked
+        return _seen(opened, checked), checked
     raise BackendMismatchError(
         f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
         "SQLiteStore('file.db') or connect(url)"
@@ -43,7 +55,7 @@ def aready(
     checked = settings_of(settings, options)
     opened = aconnect(store) if isinstance(store, str) else store
     if isinstance(opened, AsyncStore):
-        return opened, checked
+        return _seen(opened, checked), checked
     raise BackendMismatchError(
         f"this needs an async store, got {type(store).__name__}: pass a URL, AsyncMemoryStore(), "
         "AsyncSQLiteStore('file.db') or aconnect(url)"

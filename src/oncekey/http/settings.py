@@ -12,7 +12,7 @@ from oncekey.http.answer import Answer
 from oncekey.http.fingerprint import Fingerprint
 from oncekey.http.problems import Profile
 from oncekey.models import check_text
-from oncekey.policy import Duration, Policy, milliseconds
+from oncekey.policy import Duration, JournalPath, OnOutage, Policy, check_on_outage, milliseconds
 
 __all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
 
@@ -110,6 +110,12 @@ class Settings:
         challenge: The ``WWW-Authenticate`` header for callers that are not known.
         raise_on_persist_error: Answer 503 if the outcome could not be recorded. Off, the answer
             is given, with a warning in the log: a retry may then run the request again.
+        on_outage: What becomes of a keyed request while the store can't answer. ``closed``: it is
+            refused with a 503. ``open``: it is handled without the store, which is made whole from
+            the journal later; that needs ``secret``, as the store can't be asked for its own.
+            ``None``: as the store says, which is ``closed`` unless ``resilient`` was told
+            otherwise.
+        journal: The journal's directory, for ``open``.
     """
 
     header: str = "Idempotency-Key"
@@ -147,6 +153,8 @@ class Settings:
     docs_url: str = DRAFT
     challenge: str = "Bearer"
     raise_on_persist_error: bool = False
+    on_outage: OnOutage | None = None
+    journal: JournalPath | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", self.header):
@@ -181,6 +189,12 @@ class Settings:
             raise PolicyError("max_new_keys must be (how many, in how many seconds), or None")
         if self.secret is not None and len(self.secret) < 16:
             raise PolicyError("secret is too short: pass at least 16 random bytes")
+        check_on_outage(self.on_outage)
+        if self.on_outage == "open" and self.secret is None:
+            raise PolicyError(
+                "on_outage='open' needs secret=, at least 16 random bytes that are the same in "
+                "every process: in an outage the store can't be asked for the one that it keeps"
+            )
         if self.cache_entries < 0:
             raise PolicyError(f"cache_entries can't be negative, got {self.cache_entries}")
         if re.search(r"[\r\n<>]", self.docs_url + self.challenge):

@@ -41,6 +41,7 @@ class EventKind(StrEnum):
     LATE = "late"  # an event came after its window, and was handled as new
     COLLISION = "collision"  # one key came with another payload, or from another sender
     RECONCILED = "reconciled"  # what ran without the store was entered into it afterwards
+    SLIPPED = "slipped"  # reconciliation found work that was done more than once
     LIMITED = "limited"  # a call was refused, as there were too many
     # Only for those who subscribe with ``timings=True``:
     STORE_CALL = "store_call"  # a call of the store came back

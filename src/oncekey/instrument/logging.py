@@ -14,6 +14,7 @@ LEVELS: Final[dict[EventKind, int]] = {
     EventKind.FENCED: logging.WARNING,
     EventKind.EVICTED: logging.WARNING,
     EventKind.STORE_ERROR: logging.ERROR,
+    EventKind.SLIPPED: logging.ERROR,
     EventKind.CONFLICT: logging.INFO,
     EventKind.EXPIRED: logging.INFO,
     EventKind.RELEASED: logging.INFO,

@@ -81,12 +81,17 @@ class _Receiver(Generic[S]):
 
     def _use(self, store: Store | AsyncStore) -> None:
         """Keep records in this store, and nonces where the provider's rules want that."""
-        self._store = store
-        provider = self.provider
-        if self.settings.transactional:
-            check_transactional(store)
+        settings, provider = self.settings, self.provider
+        seen = store
+        if settings.on_outage is not None or settings.journal is not None:
+            from oncekey.resilience.outage import seen_by
+
+            seen = seen_by(store, settings.on_outage, settings.journal)
+        self._store = seen
+        if settings.transactional:
+            check_transactional(seen)
         if getattr(provider, "needs_nonces", False):
-            nonces = Nonces(store, namespace=self._decisions.namespace)
+            nonces = Nonces(_shut(store), namespace=self._decisions.namespace)
             provider = cast("AskingProvider", provider).with_nonces(nonces)
         self._verifier = provider
         self._judges = is_ours(provider, "verify")
@@ -313,6 +318,15 @@ class AsyncWebhookReceiver(_Receiver[AsyncStore]):
     async def aclose(self) -> None:
         """Close the store."""
         await self._store.aclose()
+
+
+def _shut(store: Store | AsyncStore) -> Store | AsyncStore:
+    """The store without a way to go on when it is away: who may replay nonces is nobody's guess."""
+    if not hasattr(store, "store"):
+        return store
+    from oncekey.resilience.outage import seen_by
+
+    return seen_by(store, "closed", None)
 
 
 def _takes_tx(handler: Handler) -> bool:

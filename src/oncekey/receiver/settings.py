@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
-from oncekey.policy import Duration, milliseconds
+from oncekey.policy import Duration, JournalPath, OnOutage, check_on_outage, milliseconds
 from oncekey.receiver.audit import AuditSink
 from oncekey.receiver.events import DeadLetter
 
@@ -61,6 +61,12 @@ class ReceiverSettings:
             ``Oncekey-Outcome: ignored``, and a warning is logged once a type.
         dead_letters: Called with what a handler gave up by ``PermanentError``.
         audit: Called with every decision.
+        on_outage: What becomes of a delivery while the store can't answer. ``closed``: its sender
+            gets a 503 and sends it again. ``open``: it is handled without the store, which is made
+            whole from the journal later. Nonces of signatures are never taken without the store.
+            ``None``: as the store says, which is ``closed`` unless ``resilient`` was told
+            otherwise.
+        journal: The journal's directory, for ``open``.
     """
 
     retention: Duration | None = None
@@ -85,6 +91,8 @@ class ReceiverSettings:
     strict_types: bool = False
     dead_letters: Callable[[DeadLetter], Any] | None = None
     audit: AuditSink | None = None
+    on_outage: OnOutage | None = None
+    journal: JournalPath | None = None
     body_seconds: float | None = field(init=False, repr=False, compare=False)
     """``body_timeout`` in seconds."""
 
@@ -98,6 +106,7 @@ class ReceiverSettings:
                 "replay_guard must be None (where ids are not signed), True, False or 'per-type', "
                 f"got {self.replay_guard!r}"
             )
+        check_on_outage(self.on_outage)
         if self.max_body_bytes < 1:
             raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")
         milliseconds(self.lease, "lease", least=20)

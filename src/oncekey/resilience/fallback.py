@@ -1,0 +1,270 @@
+"""What goes on without the store: a bounded table and a journal, shared by the guards of a process.
+
+All of it that never waits for the store but by the steps of a flow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from oncekey._core.drive import Flow, Op
+from oncekey._core.flows import new_owner
+from oncekey._core.forks import Forking, watch_forks
+from oncekey.instrument.events import EventKind, emit
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.resilience.findings import Findings
+from oncekey.resilience.journal import Entry, Journal, pages
+from oncekey.resilience.local import LocalRecords
+from oncekey.resilience.reconcile import (
+    Reconciled,
+    Reconciling,
+    findings_in,
+    settle_entry,
+    store_name,
+)
+
+__all__ = ["Fallback"]
+
+logger = logging.getLogger("oncekey")
+
+TRY_AGAIN: Final = 5.0  # seconds after a reconciliation that failed
+
+
+class _Fingerprints:
+    """With which payloads claims of the store were won, by owner: a completion does not say.
+
+    Two generations, so that it never grows.
+    """
+
+    LIMIT: Final = 4096
+
+    def __init__(self) -> None:
+        self._new: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+
+    def put(self, owner: bytes, fingerprint: bytes) -> None:
+        if len(self._new) >= self.LIMIT:
+            self._old, self._new = self._new, {}
+        self._new[owner] = fingerprint
+
+    def get(self, owner: bytes) -> bytes:
+        return self._new.get(owner) or self._old.get(owner, b"")
+
+
+class Fallback(Forking):
+    """Claims, outcomes and marks of one store's keys while it is away.
+
+    Args:
+        store: The store.
+        directory: Where the journals are.
+        entries: How many keys are known here, at most.
+        journal_bytes: How large a journal may grow.
+        steps: What flows do with a journal: as it is done in threads, or in event loops.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        directory: Path,
+        entries: int,
+        journal_bytes: int,
+        steps: Callable[[Journal], Any],
+    ) -> None:
+        self.directory = directory
+        self.findings: Findings = findings_in(directory)
+        self._name = store_name(store)
+        self._local = LocalRecords(entries)
+        self._journal = Journal(directory, self._name, journal_bytes)
+        self._steps = steps(self._journal)
+        self._won = _Fingerprints()
+        self._running: dict[bytes, Entry] = {}  # by owner: what must be in the file that is written
+        self._reconciling = False
+        self._look_at = 0.0
+        # Journals of processes before this one are looked for once.
+        self.unsettled = next(pages(directory), None) is not None
+        watch_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """A file and locks of our own. What runs is the parent's, and so is what it reconciles."""
+        self._journal.fork()
+        self._local.fork()
+        self._running.clear()
+        self._reconciling = False
+
+    def close(self) -> None:
+        """Give the journal to whoever reconciles it."""
+        self._journal.turn(lambda: list(self._running.values()))
+        self.findings.close()
+
+    # What is known here
+
+    def knows(self, key: Key) -> bool:
+        """Whether something of this key is known here that the store may not know."""
+        return key in self._local
+
+    def runs(self, key: Key, owner: bytes) -> bool:
+        """Whether this owner has claimed the key without the store."""
+        return self._local.runs(key, owner)
+
+    def read(self, key: Key) -> Record | None:
+        """The record as it is known here."""
+        return self._local.get(key)
+
+    def won(self, owner: bytes, fingerprint: bytes) -> None:
+        """Take note of a claim that the store has given."""
+        self._won.put(owner, fingerprint)
+
+    # While the store is away
+
+    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Flow[ClaimReply]:
+        """Claim without the store. Whoever wins is in the journal before it runs."""
+        reply = self._local.claim(key, owner, fingerprint, terms)
+        if reply.verdict is not Verdict.WON:
+            return reply
+        entry = _entry("claim", key, owner, reply.fence, fingerprint, terms)
+        self._running[owner] = entry
+        try:
+            yield Op("append", (entry,), self._steps)
+        except BaseException:
+            self._running.pop(owner, None)
+            self._local.release(key, owner, reply.fence)
+            raise
+        self._bypassed(key, "claim")
+        return reply
+
+    def complete(
+        self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Flow[bool]:
+        """Record an outcome without the store: of a claim made here, or of one that it gave."""
+        here = self._local.runs(key, owner)
+        record = self._local.get(key)
+        if here and record is not None:
+            fingerprint = record.fingerprint
+        elif record is not None and record.state is State.PENDING:
+            return False  # somebody else runs it here by now
+        else:
+            fingerprint = self._won.get(owner)
+        entry = _entry("done", key, owner, fence, fingerprint, terms, answer)
+        yield Op("append", (entry,), self._steps)
+        self._running.pop(owner, None)
+        self.unsettled = True
+        if here:
+            return self._local.complete(key, owner, fence, answer, terms)
+        ends = entry.at + terms.ttl_ms
+        fields = (State.COMPLETED, owner, fence, fingerprint, 0, ends, ends, 1, answer)
+        self._local.put(key, Record(*fields), terms)
+        self._bypassed(key, "complete")
+        return True
+
+    def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        """Count the lease from now."""
+        return self._local.renew(key, owner, fence, terms)
+
+    def release(self, key: Key, owner: bytes, fence: int | None) -> Flow[bool]:
+        """Give back a key that was claimed here."""
+        entry = self._running.get(owner)
+        if entry is not None:
+            yield Op("append", (entry._replace(what="free"),), self._steps)
+            self._running.pop(owner, None)
+        return self._local.release(key, owner, fence)
+
+    def mark(self, key: Key, terms: Terms) -> Flow[bool]:
+        """Mark a key without the store."""
+        first = self._local.mark(key, terms)
+        if first:
+            entry = _entry("mark", key, new_owner(), 0, b"", terms)
+            try:
+                yield Op("append", (entry,), self._steps)
+            except BaseException:
+                self._local.drop(key.digest, b"")
+                raise
+            self.unsettled = True
+            self._bypassed(key, "first_seen")
+        return first
+
+    def _bypassed(self, key: Key, operation: str) -> None:
+        emit(EventKind.BYPASS, key, operation)
+
+    # When it is back
+
+    def settle(self, key: Key) -> Flow[bool]:
+        """Put what is known here of one key into the store, before the store is asked of it.
+
+        False: it runs here still, or is a mark, so that this table decides.
+        """
+        record, terms = self._local.get(key), self._local.terms_of(key)
+        if record is None:
+            return True
+        if record.state is State.PENDING or terms is None or not record.owner:
+            return False
+        entry = _entry(
+            "done", key, record.owner, record.fence, record.fingerprint, terms, record.answer
+        )
+        # What slipped is told when the journal is reconciled.
+        yield from settle_entry(entry._replace(at=record.expires_at - terms.ttl_ms))
+        self._local.drop(key.digest, record.owner)
+        return True
+
+    def due(self) -> bool:
+        """Whether a reconciliation should begin now. The one that is told True must do it."""
+        if not self.unsettled or self._reconciling or time.monotonic() < self._look_at:
+            return False
+        self._reconciling = True
+        return True
+
+    def reconcile(self) -> Flow[Reconciled]:
+        """Reconcile this process's journal, and those that nobody holds."""
+        while self._reconciling:
+            yield Op("pause", (), self._steps)
+        self._reconciling = True
+        return (yield from self.reconcile_due())
+
+    def reconcile_due(self) -> Flow[Reconciled]:
+        """The same, for whoever ``due`` was true for."""
+        try:
+            self.unsettled = False
+            yield Op("turn", (lambda: list(self._running.values()),), self._steps)
+            work = Reconciling(self.directory, self._name, self.findings, self._forget)
+            try:
+                made = yield from work.all()
+            except BaseException:
+                self.unsettled = True
+                self._look_at = time.monotonic() + TRY_AGAIN
+                raise
+            if made.files:
+                logger.warning("reconciled what went on without the store: %s", made)
+            return made
+        finally:
+            self._reconciling = False
+
+    def _forget(self, entry: Entry) -> None:
+        self._local.drop(entry.digest, entry.owner)
+
+
+def _entry(
+    what: str,
+    key: Key,
+    owner: bytes,
+    fence: int,
+    fingerprint: bytes,
+    terms: Terms,
+    answer: bytes | None = None,
+) -> Entry:
+    at = int(time.time() * 1000)
+    scope = key.scope
+    return Entry(
+        what,
+        key.digest,
+        scope.label,
+        scope.hash,
+        owner,
+        fence,
+        fingerprint,
+        terms,
+        at,
+        answer,
+    )
