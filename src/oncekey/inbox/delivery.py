@@ -1,0 +1,267 @@
+"""``DeliveryWorker``: takes what is due and brings it to its targets, until they have it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from oncekey.errors import OncekeyError, PolicyError
+from oncekey.inbox.abc import AsyncInbox
+from oncekey.inbox.lanes import Destination, Lane, LaneReport
+from oncekey.inbox.models import Delivery, Outcome, Result
+from oncekey.inbox.targets.base import Answer
+from oncekey.policy import Duration, milliseconds
+
+__all__ = ["DeliveryWorker", "Destination"]
+
+logger = logging.getLogger("oncekey.inbox")
+
+POLL: Final = (0.05, 0.25)  # seconds between looks for what other nodes queued
+UNSETTLED: Final = 1_000  # results that may wait for the inbox before no more is fetched
+_HOUSEKEEPING: Final = 3_600.0
+_BULK_LOOK: Final = 2.0
+_HAND_BACK: Final = 5.0
+_LEASE_LEFT: Final = 30.0  # what a lease is longer than the longest attempt
+
+
+class DeliveryWorker:
+    """Delivers what is due to the targets it knows, beside any number of other workers.
+
+    A worker that dies with deliveries in hand leaves them to the others when their leases end.
+
+    Args:
+        inbox: Where deliveries come from. The worker does not close it.
+        destinations: The targets by name.
+        keep: How long finished events stay; old ones are removed once an hour. ``None``: for ever.
+        clock: Monotonic seconds, for tests.
+
+    Example:
+        A worker runs until it is stopped::
+
+            worker = DeliveryWorker(inbox, {"app": Destination(HttpTarget(url, secret=secret))})
+            task = asyncio.create_task(worker.run())
+            ...
+            await worker.stop(grace=10)
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        destinations: Mapping[str, Destination],
+        *,
+        keep: Duration | None = 30 * 86_400,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inbox = inbox
+        self._clock = clock
+        self._keep_ms = None if keep is None else milliseconds(keep, "keep", least=60_000)
+        self._lanes = {name: Lane(name, to, clock) for name, to in destinations.items()}
+        self._retired: list[Lane] = []
+        self._stopping = asyncio.Event()
+        self._stirred = asyncio.Event()  # a slot came free, or the lanes changed
+        self._settling: set[asyncio.Task[None]] = set()
+        self._running = False
+        self._over = asyncio.Event()
+
+    def report(self) -> list[LaneReport]:
+        """How each target stands on this node."""
+        return [lane.report() for lane in self._lanes.values()]
+
+    def update(self, destinations: Mapping[str, Destination]) -> list[Destination]:
+        """Use other targets from now on; attempts under way end as they began.
+
+        Returns:
+            Those that are no longer used, for the caller to close when ``drained`` says so.
+        """
+        old = self._lanes
+        self._lanes = {}
+        for name, to in destinations.items():
+            lane = old.get(name)
+            same = lane is not None and lane.to is to
+            self._lanes[name] = lane if lane is not None and same else Lane(name, to, self._clock)
+        gone = [lane for name, lane in old.items() if self._lanes.get(name) is not lane]
+        self._retired += gone
+        self._stirred.set()
+        return [lane.to for lane in gone]
+
+    async def drained(self) -> None:
+        """Wait until no attempt of a target that is no longer used is under way."""
+        while tasks := [task for lane in self._retired for task in lane.running]:
+            await asyncio.wait(tasks)
+        self._retired.clear()
+
+    async def run(self) -> None:
+        """Deliver until ``stop`` is called. An inbox that can't be reached is tried again.
+
+        Raises:
+            PolicyError: It runs already.
+        """
+        if self._running:
+            raise PolicyError("this worker runs already: make another one")
+        self._running = True
+        house = asyncio.create_task(self._keep_house())
+        try:
+            while not self._stopping.is_set():
+                await self._round()
+        finally:
+            house.cancel()
+            await asyncio.gather(house, return_exceptions=True)
+            self._over.set()
+
+    async def _round(self) -> None:
+        found: list[Delivery] = []
+        slots = {name: lane.free() for name, lane in self._lanes.items()}
+        slots = {name: free for name, free in slots.items() if free}
+        if slots and len(self._settling) < UNSETTLED:
+            lease = max(self._lanes[name].to.policy.lease_ms for name in slots)
+            try:
+                found = await self._inbox.fetch(slots, lease)
+            except OncekeyError as error:
+                logger.warning("no deliveries could be fetched, trying again: %s", error)
+                await self._rest(1.0)
+                return
+        for delivery in found:
+            self._begin(delivery)
+        got = dict.fromkeys(slots, 0)
+        for delivery in found:
+            got[delivery.target] += 1
+        if any(got[name] == free for name, free in slots.items()):
+            await asyncio.sleep(0)  # there may be more, if a slot is free
+            if any(lane.free() for name, lane in self._lanes.items() if got.get(name)):
+                return
+        await self._rest(random.uniform(*POLL))  # noqa: S311 - no secret
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for work, a free slot, the end, or the time at which a lane wakes by itself."""
+        self._stirred.clear()
+        seconds = max(0.0, min([seconds, *(lane.waits() for lane in self._lanes.values())]))
+        if not math.isfinite(seconds):
+            seconds = POLL[1]
+        waits = [
+            asyncio.ensure_future(self._inbox.wait_for_work(seconds)),
+            asyncio.ensure_future(self._stirred.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    # Attempts
+
+    def _begin(self, delivery: Delivery) -> None:
+        lane = self._lanes[delivery.target]
+        lane.begun()
+        task = asyncio.create_task(self._attempt(lane, delivery))
+        lane.running[task] = delivery
+        task.add_done_callback(lambda _: self._ended(lane, task))
+
+    def _ended(self, lane: Lane, task: asyncio.Task[None]) -> None:
+        lane.running.pop(task, None)
+        self._stirred.set()
+
+    async def _attempt(self, lane: Lane, delivery: Delivery) -> None:
+        if delivery.attempt > lane.to.policy.tries:
+            # Nobody lived to say how the last try ended: an event that kills workers ends here.
+            cause = "no worker lived to finish it"
+            result = Result(delivery, Outcome.DEAD, error=cause)
+        else:
+            began = self._clock()
+            answer = await self._sent(lane, delivery)
+            lane.learn(answer)
+            result = lane.judged(delivery, answer, round((self._clock() - began) * 1000))
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is one
+        lane.running.pop(task, None)  # its slot is free; what is left is ours
+        self._stirred.set()
+        self._settling.add(task)
+        try:
+            await self._settle(result)
+        finally:
+            self._settling.discard(task)
+
+    async def _sent(self, lane: Lane, delivery: Delivery) -> Answer:
+        try:
+            # A plug-in keeps its own time; this is for one that does not.
+            async with asyncio.timeout(lane.to.policy.timeout_ms / 1000 + 5):
+                return await lane.to.target.send(delivery, lane.to.policy.timeout_ms)
+        except TimeoutError:
+            return Answer(False, error="timeout")
+        except Exception as error:  # noqa: BLE001 - a plug-in's failure is an outcome
+            logger.warning("target %s failed with %s", lane.name, type(error).__name__)
+            return Answer(False, error=type(error).__name__)
+
+    async def _settle(self, result: Result) -> None:
+        """Tell the inbox; again, until the lease is over and another worker has it anyway."""
+        until = time.monotonic() + _LEASE_LEFT
+        while True:
+            try:
+                held = await self._inbox.finish([result])
+            except OncekeyError as error:
+                if time.monotonic() > until:
+                    logger.warning("an attempt could not be recorded, it will be made again")
+                    return
+                logger.warning("an attempt could not be recorded, trying again: %s", error)
+                await asyncio.sleep(0.5)
+                continue
+            if not held[0]:
+                logger.warning(
+                    "an attempt at %s took longer than its lease and does not count",
+                    result.delivery.target,
+                )
+            return
+
+    # Stopping
+
+    async def stop(self, grace: Duration = 10) -> int:
+        """Stop fetching, let attempts end for a while, hand the rest back.
+
+        Args:
+            grace: How long attempts may still take.
+
+        Returns:
+            How many deliveries were handed back.
+        """
+        self._stopping.set()
+        self._stirred.set()
+        if self._running:
+            await self._over.wait()
+        lanes = [*self._lanes.values(), *self._retired]
+        seconds = milliseconds(grace, "grace") / 1000
+        if tasks := [task for lane in lanes for task in lane.running]:
+            await asyncio.wait(tasks, timeout=seconds)
+        left = {task: held for lane in lanes for task, held in lane.running.items()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        back = 0
+        if left:
+            try:
+                async with asyncio.timeout(_HAND_BACK):
+                    back = sum(await self._inbox.hand_back(list(left.values())))
+            except (OncekeyError, TimeoutError) as error:
+                logger.warning("deliveries could not be handed back, their leases end: %s", error)
+        if self._settling:
+            await asyncio.wait(set(self._settling), timeout=_HAND_BACK)
+        return back
+
+    # Housekeeping
+
+    async def _keep_house(self) -> None:
+        due = 0.0
+        while True:
+            wait: float | None = None
+            try:
+                wait = await self._inbox.advance_bulk_replays()
+                if self._keep_ms is not None and time.monotonic() >= due:
+                    due = time.monotonic() + _HOUSEKEEPING
+                    await self._inbox.prune(self._keep_ms)
+            except OncekeyError as error:
+                logger.warning("housekeeping of the inbox failed, trying again: %s", error)
+            await asyncio.sleep(_BULK_LOOK if wait is None else min(wait, _BULK_LOOK))

@@ -1,0 +1,161 @@
+"""One target in the eyes of the worker: how much it may get now, and whether it is well.
+
+Each target has a lane of its own, so that a sick one takes nobody else's slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from oncekey.inbox.models import Delivery, Outcome, Result
+from oncekey.inbox.policy import TargetPolicy
+from oncekey.inbox.targets.base import Answer, Target
+from oncekey.policy import milliseconds
+
+__all__ = ["BreakerState", "Destination", "Lane", "LaneReport"]
+
+_LONGEST_PAUSES = 16  # times the policy's, at most
+
+
+class BreakerState(StrEnum):
+    """Whether a target is left alone for a while."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    TRYING = "trying"
+    """One attempt at a time, to see whether it is well again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A target and how it is treated."""
+
+    target: Target
+    policy: TargetPolicy = field(default_factory=TargetPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """How a target stands on this node.
+
+    Attributes:
+        in_flight: Attempts under way.
+        slots: The most that may be.
+        failures: How many sick failures came in a row.
+        resumes_in: Seconds until an open breaker tries again.
+    """
+
+    target: str
+    in_flight: int
+    slots: int
+    breaker: BreakerState
+    failures: int
+    resumes_in: float
+
+
+class Lane:
+    """A target's slots, tokens and breaker. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, name: str, to: Destination, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.to = to
+        self.running: dict[asyncio.Task[None], Delivery] = {}
+        self._clock = clock
+        self._failures = 0
+        self._pauses = 0
+        self._open_until = 0.0
+        self._tokens = self._burst
+        self._filled_at = clock()
+
+    @property
+    def _burst(self) -> float:
+        rate = self.to.policy.rate
+        return math.inf if rate is None else max(1.0, rate)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """Whether the target is left alone."""
+        if not self._pauses:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self._clock() < self._open_until else BreakerState.TRYING
+
+    def free(self) -> int:
+        """How many attempts may begin now."""
+        state = self.breaker
+        if state is BreakerState.OPEN:
+            return 0
+        most = 1 if state is BreakerState.TRYING else self.to.policy.concurrency
+        free = most - len(self.running)
+        rate = self.to.policy.rate
+        if rate is not None:
+            now = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * rate)
+            self._filled_at = now
+            free = min(free, int(self._tokens))
+        return max(free, 0)
+
+    def begun(self) -> None:
+        """An attempt begins."""
+        self._tokens -= 1
+
+    def waits(self) -> float:
+        """Seconds until there may be a slot where there is none now, for lack of time only."""
+        state = self.breaker
+        if state is BreakerState.OPEN:
+            return self._open_until - self._clock()
+        rate = self.to.policy.rate
+        if rate is not None and self._tokens < 1:
+            return (1 - self._tokens) / rate
+        return math.inf
+
+    def learn(self, answer: Answer) -> None:
+        """What an attempt says about the target: evidence for or against the whole of it."""
+        policy = self.to.policy
+        if answer.ok or not answer.sick:  # it answers: whatever is wrong is this event's
+            self._failures = 0
+            self._pauses = 0
+            return
+        self._failures += 1
+        if not policy.breaker_after:
+            return
+        trying = self.breaker is BreakerState.TRYING
+        if trying or (not self._pauses and self._failures >= policy.breaker_after):
+            self._pauses = min(self._pauses * 2 or 1, _LONGEST_PAUSES)
+            pause = milliseconds(policy.breaker_pause, "breaker_pause") / 1000
+            self._open_until = self._clock() + pause * self._pauses
+
+    def judged(self, delivery: Delivery, answer: Answer, ms: int) -> Result:
+        """What becomes of a delivery, by the policy."""
+        policy = self.to.policy
+        outcome = Outcome.RETRY
+        if answer.ok:
+            outcome = Outcome.DELIVERED
+        elif answer.permanent or delivery.attempt >= policy.tries:
+            outcome = Outcome.DEAD
+        wait = 0
+        if outcome is Outcome.RETRY:
+            wait = policy.delay_ms(delivery.attempt, answer.retry_after_ms)
+        return Result(
+            delivery,
+            outcome,
+            ms,
+            answer.status,
+            "" if answer.ok else answer.error,
+            answer.note,
+            wait,
+        )
+
+    def report(self) -> LaneReport:
+        """How it stands."""
+        return LaneReport(
+            target=self.name,
+            in_flight=len(self.running),
+            slots=self.to.policy.concurrency,
+            breaker=self.breaker,
+            failures=self._failures,
+            resumes_in=max(0.0, self._open_until - self._clock()) if self._pauses else 0.0,
+        )
