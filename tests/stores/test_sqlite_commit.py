@@ -16,6 +16,7 @@ from oncekey import AsyncOnce, AsyncSQLiteStore, SQLiteStore, StoreClosedError, 
 from oncekey._core.flows import new_owner
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores._batching import Job, ThreadBatch
+from oncekey.stores.sqlite.database import RUN, Database
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=60_000)
 WAIT = 30
@@ -150,3 +151,74 @@ async def test_a_loop_that_stood_still_does_not_lose_its_claim(
         assert await charge("1") == "done"
         assert await charge("1") == "done"
     assert len(runs) == 1
+
+
+def jobs_of(database: Database, names: list[str], what: str) -> list[Job]:
+    """Calls of one kind, in the order of their names."""
+    if what == "mark":
+        return [Job(database.mark, (key(name), TERMS, time.time)) for name in names]
+    claims = [(key(name), new_owner(), b"f", TERMS, time.time) for name in names]
+    return [Job(database.claim, args) for args in claims]
+
+
+def won(job: Job) -> bool:
+    """Whether a call was the first of its key."""
+    result = job.outcome()
+    return result is True or (result is not False and result.verdict is Verdict.WON)
+
+
+@pytest.mark.parametrize("what", ["mark", "claim"])
+def test_keys_of_one_commit_are_told_apart(tmp_path: pathlib.Path, what: str) -> None:
+    """All new, some known, one twice, all new again: each call gets its own answer."""
+    with SQLiteStore(tmp_path / "x.db") as store:
+        database = store._database
+        batches = [
+            (["a", "b", "c"], [True, True, True]),
+            (["d", "b", "e"], [True, False, True]),
+            (["f", "f", "g"], [True, False, True]),
+            (["h", "i"], [True, True]),
+            (["j", "k"], [True, True]),
+            (["a", "k"], [False, False]),
+        ]
+        for names, expected in batches:
+            jobs = jobs_of(database, names, what)
+            database.commit(jobs)
+            assert [won(job) for job in jobs] == expected, names
+        assert all(store.read(key(name)) is not None for name in "abcdefghijk")
+
+
+def test_a_call_that_fails_takes_no_other_of_its_commit_along(tmp_path: pathlib.Path) -> None:
+    """Also where the others are new keys that go by one statement."""
+
+    def broken() -> float:
+        raise ValueError("no time")
+
+    with SQLiteStore(tmp_path / "x.db") as store:
+        database = store._database
+        jobs = jobs_of(database, ["a", "b", "c"], "mark")
+        jobs[1].args = (*jobs[1].args[:2], broken)
+        database.commit(jobs)
+        assert (won(jobs[0]), won(jobs[2])) == (True, True)
+        with pytest.raises(ValueError, match="no time"):
+            jobs[1].outcome()
+        assert store.read(key("b")) is None
+
+
+async def test_a_run_of_new_keys_is_not_looked_up(tmp_path: pathlib.Path) -> None:
+    """Until one comes that is there: it is answered all the same, and then they are again."""
+    async with AsyncSQLiteStore(tmp_path / "x.db", commit="inline") as store:
+        looked: list[str] = []
+        store._database.reader().set_trace_callback(looked.append)
+        for number in range(RUN):
+            assert await store.first_seen(key(number), TERMS)
+        assert len(looked) == RUN
+        assert await store.first_seen(key("one more"), TERMS)
+        claim = await store.claim(key("and one"), new_owner(), b"f", TERMS)
+        assert claim.verdict is Verdict.WON
+        assert len(looked) == RUN
+        assert not await store.first_seen(key(0), TERMS)  # found by the insert
+        assert len(looked) == RUN
+        assert not await store.first_seen(key(1), TERMS)
+        other = await store.claim(key("and one"), new_owner(), b"f", TERMS)
+        assert other.verdict is Verdict.IN_FLIGHT
+        assert len(looked) == RUN + 2

@@ -20,6 +20,18 @@ from oncekey.stores.sqlite.database import Database
 __all__ = ["TickCommit", "WriterCommit"]
 
 
+class _Call(Job):
+    """A call that a task of this loop waits for."""
+
+    __slots__ = ("future",)
+
+    def __init__(
+        self, method: Callable[..., Any], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(method, args)
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+
 class WriterCommit(Forking):
     """For event loops: one thread writes, so that no loop waits for the disk."""
 
@@ -46,10 +58,9 @@ class WriterCommit(Forking):
             raise StoreClosedError("this store is closed: connect again")
         if self._thread is None:
             self._start()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._queue.put((Job(method, args), loop, future))
-        return future
+        call = _Call(method, args, asyncio.get_running_loop())
+        self._queue.put(call)
+        return call.future
 
     def _start(self) -> None:
         with self._starting:
@@ -79,7 +90,7 @@ def _write_forever(jobs: queue.SimpleQueue[Any], database: Database) -> None:
     """The writer thread: take all that waits, commit it, wake each loop once. Ends on ``None``."""
     while True:
         item = jobs.get()
-        batch = []
+        batch: list[_Call] = []
         while item is not None:
             batch.append(item)
             if len(batch) == MAX_BATCH:
@@ -89,31 +100,36 @@ def _write_forever(jobs: queue.SimpleQueue[Any], database: Database) -> None:
             except queue.Empty:
                 break
         if batch:
-            try:
-                database.commit([job for job, _, _ in batch])
-            except BaseException as error:  # noqa: BLE001 - nobody may be left waiting
-                for job, _, _ in batch:
-                    job.error = job.error or error
-            by_loop: dict[asyncio.AbstractEventLoop, list[Any]] = {}
-            for entry in batch:
-                by_loop.setdefault(entry[1], []).append(entry)
-            for loop, entries in by_loop.items():
+            _commit(database, batch)
+            by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+            for call in batch:
+                by_loop.setdefault(call.future.get_loop(), []).append(call)
+            for loop, calls in by_loop.items():
                 try:
-                    loop.call_soon_threadsafe(_resolve, entries)
+                    loop.call_soon_threadsafe(_resolve, calls)
                 except RuntimeError:
                     pass  # that loop is closed: nobody waits there any more
         if item is None:
             return
 
 
-def _resolve(entries: list[Any]) -> None:
-    for job, _, future in entries:
+def _commit(database: Database, calls: list[_Call]) -> None:
+    try:
+        database.commit(calls)
+    except BaseException as error:  # noqa: BLE001 - nobody may be left waiting
+        for call in calls:
+            call.error = call.error or error
+
+
+def _resolve(calls: list[_Call]) -> None:
+    for call in calls:
+        future = call.future
         if future.done():
             continue
-        if job.error is not None:
-            future.set_exception(job.error)
+        if call.error is not None:
+            future.set_exception(call.error)
         else:
-            future.set_result(job.result)
+            future.set_result(call.result)
 
 
 class TickCommit(Forking):
@@ -129,7 +145,7 @@ class TickCommit(Forking):
 
     def after_fork_in_child(self) -> None:
         """Start over: whoever waited or wrote is not in this process."""
-        self._waiting: dict[asyncio.AbstractEventLoop, list[Any]] = {}
+        self._waiting: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         self._closed = False
 
     @property
@@ -142,24 +158,19 @@ class TickCommit(Forking):
         if self._closed:
             raise StoreClosedError("this store is closed: connect again")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        entry = (Job(method, args), loop, future)
-        entries = self._waiting.get(loop)
-        if entries is None:
-            self._waiting[loop] = [entry]
+        call = _Call(method, args, loop)
+        calls = self._waiting.get(loop)
+        if calls is None:
+            self._waiting[loop] = [call]
             loop.call_soon(self._flush, loop)
         else:
-            entries.append(entry)
-        return future
+            calls.append(call)
+        return call.future
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        entries = self._waiting.pop(loop)
-        try:
-            self._database.commit([job for job, _, _ in entries])
-        except BaseException as error:  # noqa: BLE001 - nobody may be left waiting
-            for job, _, _ in entries:
-                job.error = job.error or error
-        _resolve(entries)
+        calls = self._waiting.pop(loop)
+        _commit(self._database, calls)
+        _resolve(calls)
 
     async def aclose(self) -> None:
         """Refuse further calls."""

@@ -31,6 +31,7 @@ from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.sqlite.files import check_row, create_private, is_busy, named, patiently, undo
 from oncekey.stores.sqlite.lending import Line, OwnConnection
+from oncekey.stores.sqlite.together import Together
 
 __all__ = ["Database"]
 
@@ -39,6 +40,7 @@ MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite")
 SWEEP_EVERY: Final = 128  # writes between two looks for expired records
 SWEEP_ROWS: Final = 256  # rows a look passes over: two for each write, so that garbage stays small
 GRACE_MS: Final = 60_000
+RUN: Final = 64  # after so many new keys in a row none is looked up before it is inserted
 SLICE: Final = 0.1  # seconds
 
 Executor = sqlite3.Connection | sqlite3.Cursor
@@ -83,6 +85,8 @@ class Database(Forking):
         self.clocks: list[Clock] = [clock]
         self._sweep_from = b""
         self._writes = 0
+        self._together = Together()
+        self.new_in_a_row = 0  # keys that were looked up in vain since the last one that was there
         self._inherited: list[Any] = []
         self._reset()
         self.closed = False
@@ -232,8 +236,13 @@ class Database(Forking):
 
     def begin(self, connection: sqlite3.Connection, begun: float | None = None) -> None:
         """Begin to write, within ``busy_timeout`` of when the call came."""
-        begun = time.monotonic() if begun is None else begun
-        patiently(lambda: connection.execute("BEGIN IMMEDIATE"), begun + self.busy_timeout)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            begun = time.monotonic() if begun is None else begun
+            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), begun + self.busy_timeout)
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):
@@ -287,8 +296,9 @@ class Database(Forking):
         try:
             self.begin(connection, jobs[0].begun)
             on = connection.cursor()
-            for job in jobs:
-                _make(job, on)
+            if len(jobs) == 1 or not self._together.made(on, jobs, self.begin):
+                for job in jobs:
+                    _make(job, on)
             if self.count_writes(len(jobs)):
                 self.sweep_some(on)
             connection.execute("COMMIT")
@@ -342,9 +352,30 @@ class Database(Forking):
         """A claim's answer if nothing needs to be written for it, else ``None``."""
         record = self.read(key.digest)
         if record is None:
+            self.new_in_a_row += 1
             return None
+        self.new_in_a_row = 0
         reply, change = transitions.claim(record, owner, fingerprint, terms, now_us)
         return None if change is not None or reply.verdict is Verdict.WON else reply
+
+    def seen(self, key: Key, terms: Terms, clock: Clock) -> bool:
+        """Whether a key is there, so that a mark would write nothing."""
+        record = self.read(key.digest)
+        if record is None:
+            self.new_in_a_row += 1
+            return False
+        self.new_in_a_row = 0
+        return transitions.mark(record, terms, int(clock() * 1_000_000)) is None
+
+    @property
+    def looks(self) -> bool:
+        """Whether a key is looked up before it is inserted: not where all have been new for long.
+
+        A look beside a writer costs more than the insert, as each commit makes it read its pages
+        anew. Who is not looked up is found by the insert, which then writes nothing; it has to
+        wait for the file's writers for that, and so the next keys are looked up again.
+        """
+        return self.new_in_a_row < RUN
 
     def settled(self, digest: bytes) -> bool:
         """Whether there is nothing to wait for. What a transaction has in hand can't be seen."""

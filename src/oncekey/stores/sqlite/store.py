@@ -9,7 +9,6 @@ import time
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
-from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import (
     AsyncSweepable,
@@ -22,7 +21,7 @@ from oncekey.abc import (
     Transactional,
 )
 from oncekey.errors import StoreConfigError, StoreError
-from oncekey.models import ClaimReply, Key, Record, State, Terms
+from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import ThreadBatch
 from oncekey.stores.sqlite.browsing import AsyncBrowsing, Browsing
@@ -116,15 +115,17 @@ class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. A replay reads and writes nothing."""
         database = self._database
-        if not self._commit.busy:  # else the next commit is about to look anyway
+        if database.looks and not self._commit.busy:  # the next commit is about to look anyway
             now_us = int(self._clock() * 1_000_000)
             reply = database.peek(key, owner, fingerprint, terms, now_us)
             if reply is not None:
                 return reply
-        won: ClaimReply = self._commit.submit(
+        claimed: ClaimReply = self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
-        return won
+        if claimed.verdict is not Verdict.WON:
+            database.new_in_a_row = 0
+        return claimed
 
     def _settle(
         self,
@@ -184,9 +185,12 @@ class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
 
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``. A duplicate reads and writes nothing."""
-        if not self._commit.busy and _seen(self._database, key, terms, self._clock):
+        database = self._database
+        if database.looks and not self._commit.busy and database.seen(key, terms, self._clock):
             return False
-        first: bool = self._commit.submit(self._database.mark, (key, terms, self._clock))
+        first: bool = self._commit.submit(database.mark, (key, terms, self._clock))
+        if not first:
+            database.new_in_a_row = 0
         return first
 
     def read(self, key: Key) -> Record | None:
@@ -246,11 +250,6 @@ class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
         self._database.close()
 
 
-def _seen(database: Database, key: Key, terms: Terms, clock: Clock) -> bool:
-    record = database.read(key.digest)
-    return record is not None and transitions.mark(record, terms, int(clock() * 1e6)) is None
-
-
 class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncSweepable):
     """The asynchronous SQLite store; ``SQLiteStore`` is its synchronous twin.
 
@@ -294,15 +293,17 @@ class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncS
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``. A replay reads and writes nothing."""
         database = self._database
-        if not self._commit.busy:  # else the next commit is about to look anyway
+        if database.looks and not self._commit.busy:  # the next commit is about to look anyway
             now_us = int(self._clock() * 1_000_000)
             reply = database.peek(key, owner, fingerprint, terms, now_us)
             if reply is not None:
                 return reply
-        won: ClaimReply = await self._commit.submit(
+        claimed: ClaimReply = await self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
-        return won
+        if claimed.verdict is not Verdict.WON:
+            database.new_in_a_row = 0
+        return claimed
 
     async def _settle(
         self,
@@ -335,9 +336,12 @@ class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncS
 
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``. A duplicate reads and writes nothing."""
-        if not self._commit.busy and _seen(self._database, key, terms, self._clock):
+        database = self._database
+        if database.looks and not self._commit.busy and database.seen(key, terms, self._clock):
             return False
-        first: bool = await self._commit.submit(self._database.mark, (key, terms, self._clock))
+        first: bool = await self._commit.submit(database.mark, (key, terms, self._clock))
+        if not first:
+            database.new_in_a_row = 0
         return first
 
     async def read(self, key: Key) -> Record | None:
