@@ -58,6 +58,7 @@ LIGHT = (
 FIRST = (
     "tests/interop/test_adcp_package",
     "tests/interop/test_adcp_platform",
+    "tests/signatures/test_adcp_peer",
     "tests/signatures/test_adcp_contract.py::test_a_host_has_the_ascii_form",
     "tests/interop/test_storyboard",
     "tests/examples/",
