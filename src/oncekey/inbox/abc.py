@@ -90,6 +90,10 @@ class AsyncInbox(ABC):
         """
 
     @abstractmethod
+    def settled(self, result: Result) -> None:
+        """Count an attempt that was finished in somebody's own transaction: see ``Consumer``."""
+
+    @abstractmethod
     async def hand_back(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Give up what is in hand without an attempt: it is due at once, and counts as no try."""
 

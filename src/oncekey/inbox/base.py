@@ -86,6 +86,12 @@ class InboxBase(AsyncInbox):
                 target = result.delivery.target
                 self._count(_COUNTED_AS[result.outcome], target, bucket_of(result.ms))
 
+    def settled(self, result: Result) -> None:
+        """See ``AsyncInbox``."""
+        self._count_results([result], [True])
+        if result.delivery.order_key is not None:
+            self._wake()
+
     async def _flush_soon(self) -> None:
         try:
             await asyncio.sleep(FLUSH_SECONDS)

@@ -26,7 +26,6 @@ UNSETTLED: Final = 1_000  # results that may wait for the inbox before no more i
 _HOUSEKEEPING: Final = 3_600.0
 _BULK_LOOK: Final = 2.0
 _HAND_BACK: Final = 5.0
-_LEASE_LEFT: Final = 30.0  # what a lease is longer than the longest attempt
 
 
 class DeliveryWorker:
@@ -167,6 +166,7 @@ class DeliveryWorker:
         self._stirred.set()
 
     async def _attempt(self, lane: Lane, delivery: Delivery) -> None:
+        settled = False
         if delivery.attempt > lane.to.policy.tries:
             # Nobody lived to say how the last try ended: an event that kills workers ends here.
             cause = "no worker lived to finish it"
@@ -175,21 +175,25 @@ class DeliveryWorker:
             began = self._clock()
             answer = await self._sent(lane, delivery)
             lane.learn(answer)
+            settled = answer.settled
             result = lane.judged(delivery, answer, round((self._clock() - began) * 1000))
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
         lane.running.pop(task, None)  # its slot is free; what is left is ours
         self._stirred.set()
+        if settled:
+            self._inbox.settled(result)
+            return
         self._settling.add(task)
         try:
-            await self._settle(result)
+            await self._settle(result, lane.to.policy.lease_ms / 1000)
         finally:
             self._settling.discard(task)
 
     async def _sent(self, lane: Lane, delivery: Delivery) -> Answer:
         try:
             # A plug-in keeps its own time; this is for one that does not.
-            async with asyncio.timeout(lane.to.policy.timeout_ms / 1000 + 5):
+            async with asyncio.timeout(lane.to.policy.timeout_ms * 1.5 / 1000):
                 return await lane.to.target.send(delivery, lane.to.policy.timeout_ms)
         except TimeoutError:
             return Answer(False, error="timeout")
@@ -197,9 +201,9 @@ class DeliveryWorker:
             logger.warning("target %s failed with %s", lane.name, type(error).__name__)
             return Answer(False, error=type(error).__name__)
 
-    async def _settle(self, result: Result) -> None:
+    async def _settle(self, result: Result, lease: float) -> None:
         """Tell the inbox; again, until the lease is over and another worker has it anyway."""
-        until = time.monotonic() + _LEASE_LEFT
+        until = time.monotonic() + lease
         while True:
             try:
                 held = await self._inbox.finish([result])

@@ -75,8 +75,8 @@ class TargetPolicy:
 
     @property
     def lease_ms(self) -> int:
-        """How long a delivery is held: the longest attempt, and time to say how it ended."""
-        return self.timeout_ms + 30_000
+        """How long a delivery is held: the longest attempt, and as long to say how it ended."""
+        return 2 * self.timeout_ms + 1_000
 
     def delay_ms(
         self, attempt: int, retry_after_ms: int | None = None, chance: float | None = None

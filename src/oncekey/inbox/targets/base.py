@@ -22,6 +22,7 @@ class Answer:
         retry_after_ms: When the target asked to be tried again.
         permanent: No retry can help: the delivery is given up at once.
         sick: The failure speaks against the target as a whole, not only against this event.
+        settled: The target has finished the delivery itself, in a transaction of its own.
     """
 
     ok: bool
@@ -31,6 +32,7 @@ class Answer:
     retry_after_ms: int | None = None
     permanent: bool = False
     sick: bool = True
+    settled: bool = False
 
 
 @runtime_checkable
