@@ -119,7 +119,7 @@ def hang(order: str) -> None:
 def outage(order: str) -> None:
     """What only an outage or a flood would show, told as their rooms tell it."""
     emit(EventKind.BREAKER, None, "sqlite", state="closed")
-    for kind in ("BYPASS", "RECONCILED", "LATE", "COLLISION", "LIMITED"):
+    for kind in ("BYPASS", "RECONCILED", "SLIPPED", "LATE", "COLLISION", "LIMITED"):
         emit(EventKind[kind], None, "charge", count=1)
 
 

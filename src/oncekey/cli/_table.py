@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "sign": Command("hooks", "sign", "sign a webhook body as a provider would"),
     "send": Command("hooks", "send", "sign webhook bodies and send them to an endpoint"),
     "replay": Command("hooks", "replay", "make recorded webhook deliveries again"),
+    "audit": Command("look", "audit", "verify that an audit trail is whole"),
     "completion": Command("more", "completion", "print the completion script of a shell"),
 }
 

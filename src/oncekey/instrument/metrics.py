@@ -148,6 +148,10 @@ METRICS: Final = {
             "Records that were entered into the store after an outage.",
         ),
         Metric(
+            *("oncekey_slipped_total", "counter", ("operation",)),
+            "Work that was done more than once during an outage, as reconciliation found.",
+        ),
+        Metric(
             *("oncekey_late_events_total", "counter", ("operation",)),
             "Events that came after their window and were handled as new.",
         ),
@@ -289,6 +293,7 @@ _EFFECTS: Final[dict[EventKind, Callable[[Event, Sink], None]]] = {
     EventKind.BREAKER: _breaker,
     EventKind.BYPASS: _counts("oncekey_bypassed_total"),
     EventKind.RECONCILED: _counts("oncekey_reconciled_total"),
+    EventKind.SLIPPED: _counts("oncekey_slipped_total"),
     EventKind.LATE: _counts("oncekey_late_events_total"),
     EventKind.COLLISION: _counts("oncekey_collisions_total"),
     EventKind.LIMITED: _counts("oncekey_limited_total"),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from oncekey.receiver.audit import AuditEntry, AuditSink, LogAudit, TableAudit
+from oncekey.receiver.audit import (
+    AuditEntry,
+    AuditFile,
+    AuditSink,
+    AuditTable,
+    LogAudit,
+    TableAudit,
+)
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.receiver import AsyncWebhookReceiver, WebhookReceiver
 from oncekey.receiver.settings import ReceiverSettings, RetentionWarning
@@ -10,7 +17,9 @@ from oncekey.receiver.settings import ReceiverSettings, RetentionWarning
 __all__ = [
     "AsyncWebhookReceiver",
     "AuditEntry",
+    "AuditFile",
     "AuditSink",
+    "AuditTable",
     "DeadLetter",
     "LogAudit",
     "ReceiverSettings",

@@ -1,4 +1,4 @@
-"""Who decided what, and when: one entry for every decision of a receiver."""
+"""Where the decisions of a receiver may go: a log, a table, or one whose entries are chained."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import StoreClosedError
+from oncekey.instrument.audit import (
+    START,
+    AuditEntry,
+    AuditError,
+    AuditFile,
+    AuditReport,
+    AuditSink,
+    Chain,
+    Head,
+    read_rows,
+    verify_chain,
+)
 from oncekey.stores.sqlite.files import create_private
 
-__all__ = ["AuditEntry", "AuditSink", "LogAudit", "TableAudit"]
+__all__ = ["AuditEntry", "AuditFile", "AuditSink", "AuditTable", "LogAudit", "TableAudit"]
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS oncekey_audit (
@@ -25,36 +37,21 @@ CREATE TABLE IF NOT EXISTS oncekey_audit (
 )
 """
 _INSERT: Final = "INSERT INTO oncekey_audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """One decision. Holds no secret, no payload, and a key only as its hash.
-
-    Attributes:
-        at: Seconds since 1970.
-        provider: The provider's name.
-        sender: The verified sender, empty for what was rejected.
-        key_hash: The first 16 hex digits of the key's SHA-256, empty where none was found.
-        outcome: ``first``, ``duplicate``, ``in_flight``, ``conflict``, ``late``, ``dead``,
-            ``failed``, ``rejected``, ``limited``, ``ignored``, ``unhandled``, ``bypass`` or
-            ``unavailable``.
-        status: The HTTP status that was answered.
-        code: Why, where there is a reason.
-        seconds: How long it took.
-    """
-
-    at: float
-    provider: str
-    sender: str
-    key_hash: str
-    outcome: str
-    status: int
-    code: str
-    seconds: float
-
-
-AuditSink = Callable[[AuditEntry], None]
+_CHAIN: Final = """
+CREATE TABLE IF NOT EXISTS oncekey_audit_chain (
+    n BIGINT PRIMARY KEY, entry TEXT NOT NULL, before TEXT NOT NULL, hash TEXT NOT NULL
+)
+"""
+_HEADS: Final = """
+CREATE TABLE IF NOT EXISTS oncekey_audit_head (only_one INTEGER PRIMARY KEY, head TEXT NOT NULL)
+"""
+_LAST: Final = "SELECT n, hash FROM oncekey_audit_chain ORDER BY n DESC LIMIT 1"
+_ADD: Final = "INSERT INTO oncekey_audit_chain VALUES (?, ?, ?, ?)"
+_HEAD: Final = (
+    "INSERT INTO oncekey_audit_head VALUES (1, ?) "
+    "ON CONFLICT (only_one) DO UPDATE SET head = excluded.head"
+)
+_ATTEMPTS: Final = 100  # that others may come first at one number
 
 
 class LogAudit:
@@ -90,8 +87,11 @@ class TableAudit(Forking):
         self._insert = _INSERT.replace("?", placeholder)
         self._connection: Any = None
         self._lock = threading.Lock()
-        self._do(_TABLE, ())
+        self._prepare()
         watch_forks(self)
+
+    def _prepare(self) -> None:
+        self._do((_TABLE, ()))
 
     def before_fork(self) -> None:
         """Let an entry under way be written, then close: no child may inherit the connection."""
@@ -108,15 +108,20 @@ class TableAudit(Forking):
 
     def __call__(self, entry: AuditEntry) -> None:
         """Write one entry."""
-        self._do(self._insert, tuple(asdict(entry).values()))
+        self._do((self._insert, tuple(asdict(entry).values())))
 
-    def _do(self, sql: str, values: tuple[Any, ...]) -> None:
+    def _do(self, *statements: tuple[str, tuple[Any, ...]]) -> Any:
+        """Run statements in one transaction. Gives the first row of the last, if it has rows."""
         with self._lock:
             try:
                 if self._connection is None:
                     self._connection = self._connect()
-                self._connection.cursor().execute(sql, values)
+                cursor = self._connection.cursor()
+                for sql, values in statements:
+                    cursor.execute(sql, values)
+                row = cursor.fetchone() if cursor.description is not None else None
                 self._connection.commit()
+                return row
             except BaseException:
                 try:
                     if self._connection is not None:
@@ -136,6 +141,71 @@ class TableAudit(Forking):
         with self._lock:
             self._connect = _refuse
             self._drop()
+
+
+class AuditTable(TableAudit):
+    """Adds entries to a table ``oncekey_audit_chain``, each bound to the one before it.
+
+    Several processes may: each number is given once. Takes what ``TableAudit`` takes; the
+    database is SQLite or PostgreSQL.
+
+    Args:
+        secret: Makes hashes that nobody can make without it. At least 16 bytes.
+        create: Make the tables if they are not there.
+
+    Raises:
+        PolicyError: The secret is too short.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any] | str,
+        placeholder: str = "?",
+        *,
+        secret: bytes | None = None,
+        create: bool = True,
+    ) -> None:
+        self._creates = create
+        self._chain = Chain(secret)
+        self._add, self._head = (sql.replace("?", placeholder) for sql in (_ADD, _HEAD))
+        super().__init__(connect, placeholder)
+
+    def _prepare(self) -> None:
+        if self._creates:
+            self._do((_CHAIN, ()), (_HEADS, ()))
+
+    def __call__(self, entry: AuditEntry) -> None:
+        """Add one entry.
+
+        Raises:
+            AuditError: Others kept coming first.
+        """
+        for _ in range(_ATTEMPTS):
+            row = self._do((_LAST, ()))
+            head = START if row is None else Head(int(row[0]), str(row[1]))
+            link = self._chain.link(head, entry)
+            sealed = self._chain.seal(Head(link.number, link.hash))
+            try:
+                self._do((self._add, tuple(link)), (self._head, (sealed,)))
+                return
+            except Exception as error:
+                if type(error).__name__ not in ("IntegrityError", "UniqueViolation"):
+                    raise
+        raise AuditError("an audit entry found no place: too many write at once")
+
+    def verify(self, expected: Head | None = None) -> AuditReport:
+        """Look at every entry. See ``oncekey.instrument.audit.verify_chain``."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            cursor = self._connection.cursor()
+            cursor.execute("SELECT head FROM oncekey_audit_head")
+            row = cursor.fetchone()
+            cursor.execute("SELECT n, entry, before, hash FROM oncekey_audit_chain ORDER BY n")
+            kept = None if row is None else str(row[0])
+            report = verify_chain(read_rows(cursor), self._chain, kept, expected)
+            self._connection.rollback()
+            return report
 
 
 def _sqlite(path: str) -> sqlite3.Connection:
