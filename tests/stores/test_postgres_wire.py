@@ -16,8 +16,9 @@ from tests.servers.wire import Wire
 
 from oncekey import AsyncOnce, IdempotencyStore, Once, SyncWebhookDedupStore, WebhookDedupStore
 from oncekey._core.flows import new_owner
-from oncekey.errors import IdempotencyConflictError, StoreUnavailableError
+from oncekey.errors import IdempotencyConflictError, StoreClosedError, StoreUnavailableError
 from oncekey.models import State, Verdict
+from oncekey.stores._batching import ALONE
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
 DRIVERS = ["asyncpg", "psycopg"]
@@ -34,6 +35,41 @@ def wire(pg_url: str) -> Iterator[Wire]:
 def next_transaction(url: str) -> int:
     """The number that the next transaction that writes will get."""
     return int(sql(url, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[0][0])
+
+
+# Which loop runs it
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_calls_need_no_task_on_any_loop(wire: Wire, loop: str) -> None:
+    """Alone, together, cancelled and refused: on uvloop as on asyncio."""
+    factory = asyncio.new_event_loop
+    if loop == "uvloop":
+        factory = pytest.importorskip("uvloop").new_event_loop
+
+    async def calls() -> None:
+        store = AsyncPostgresStore(wire.url, driver="asyncpg")
+        await store.create_schema()
+        for number in range(2 * ALONE):  # after a while a lone call is sent before it is awaited
+            assert await store.first_seen(key(f"lone {number}"), TERMS)
+            assert not await store.first_seen(key(f"lone {number}"), TERMS)
+        names = [key(f"many {number}") for number in range(40)]
+        claims = await asyncio.gather(*(store.claim(one, b"o", b"f", TERMS) for one in names))
+        assert {claim.verdict for claim in claims} == {Verdict.WON}
+        tasks = [
+            asyncio.ensure_future(store.complete(one, b"o", claim.fence, b"j1", TERMS))
+            for one, claim in zip(names, claims, strict=True)
+        ]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [one is True for one in done] == [number != 3 for number in range(40)]
+        await store.aclose()
+        with pytest.raises(StoreClosedError):
+            await store.first_seen(key("late"), TERMS)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(asyncio.wait_for(calls(), HANG))
 
 
 # One round trip a decision

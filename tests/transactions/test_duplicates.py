@@ -278,3 +278,43 @@ async def test_transactions_of_one_file_take_turns(world: str, tmp_path: Path) -
     raw = sqlite3.connect(path)
     assert raw.execute("SELECT count(*) FROM effects").fetchone() == (len(order),)
     raw.close()
+
+
+LASTING = [
+    "PRAGMA query_only = OFF",
+    "PRAGMA cache_size = 7",
+    "CREATE TEMP TABLE mine (name)",
+    "CREATE TEMP VIEW mine AS SELECT 1",
+]
+
+
+@pytest.mark.parametrize("statement", LASTING)
+@pytest.mark.parametrize("world", ["sync", "async"])
+async def test_nothing_of_a_block_is_left_for_the_next(
+    world: str, statement: str, tmp_path: Path
+) -> None:
+    """A connection on which a block set a pragma or made something of its own is not lent again."""
+    path = str(tmp_path / "lasting.db")
+    if world == "sync":
+        with SQLiteStore(path) as store:
+            with store.transaction("plain") as tx:
+                tx.connection.execute("PRAGMA cache_size").fetchone()  # to read one changes nothing
+                kept = tx.connection
+            with store.transaction("changing") as tx:
+                assert tx.connection is kept
+                tx.connection.execute(statement)
+            with store.transaction("next") as tx:
+                assert tx.connection is not kept
+        return
+    async with AsyncSQLiteStore(path) as astore:
+        connections = []
+
+        async def block(name: str) -> None:
+            async with astore.transaction(name) as atx:
+                connections.append(atx.connection)
+                if name == "changing":
+                    await atx.connection.execute(statement)
+
+        await asyncio.gather(*map(block, ["plain", "changing", "next", "last"]))
+        assert connections[0] is connections[1] is not connections[2]
+        assert connections[2] is connections[3]

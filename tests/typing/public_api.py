@@ -8,16 +8,19 @@ from typing import Any, assert_type
 from oncekey import (
     AsyncMemoryStore,
     AsyncOnce,
+    AsyncRedisStore,
     AsyncWebhookDedup,
     IdempotencyStore,
     MemoryStore,
     Once,
+    RedisStore,
     WebhookDedup,
     WebhookDedupClaim,
     aconnect,
     connect,
 )
 from oncekey.abc import AsyncStore, Store
+from oncekey.models import ClaimReply, Key, Record, Terms
 
 once = Once("memory://")
 async_once = AsyncOnce(aconnect("memory://"))
@@ -62,3 +65,15 @@ async def use() -> None:
     assert_type(await dedup.claim("s", "k", "h"), WebhookDedupClaim)
     assert_type(WebhookDedup(MemoryStore()).check_and_record("s", "k"), bool)
     assert_type(idempotency.capability(), dict[str, Any])
+
+
+async def use_redis(key: Key, terms: Terms) -> None:
+    store, astore = RedisStore("redis://"), AsyncRedisStore("redis://")
+    assert_type(store.claim(key, b"", b"", terms), ClaimReply)
+    assert_type(store.complete(key, b"", 1, b"", terms), bool)
+    assert_type(store.read(key), Record | None)
+    assert_type(store.now(), int)
+    assert_type(await astore.claim(key, b"", b"", terms), ClaimReply)
+    assert_type(await astore.first_seen(key, terms), bool)
+    assert_type(await astore.read(key), Record | None)
+    assert_type(await astore.now(), int)

@@ -33,9 +33,13 @@ class SQLiteConnection(DriverConnection):
         self.joined = self.target.in_transaction
         if not self.joined:
             self._begun = True
-            # A store's own connections wait for their turn in a way of their own.
+            # A store's own connections begin, and set the savepoint too, in one step.
             begin = getattr(self.target, "begin_immediate", None)
-            yield (begin,) if begin is not None else (self.target.execute, "BEGIN IMMEDIATE")
+            if begin is not None:
+                yield (begin,)
+                self._points = 1
+                return
+            yield self.target.execute, "BEGIN IMMEDIATE"
         yield from self.savepoint()  # if it is gone at the end, somebody else ended the transaction
 
     def execute(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
@@ -75,13 +79,18 @@ class SQLiteConnection(DriverConnection):
 
     def commit(self) -> Calls[None]:
         points, self._points = self._points, 0  # from here on it is the caller's, if we joined
+        end = None if self.joined else getattr(self.target, "end_own", None)
         try:
-            yield self.target.execute, "RELEASE oncekey_1"
+            yield (end,) if end is not None else (self.target.execute, "RELEASE oncekey_1")
         except StoreError as error:
             self._points = points
+            own = getattr(self.target, "own", self.target)
+            if getattr(own, "released", False):
+                raise  # by the commit
             raise ended_refused("connection") from error
         if not self.joined:
-            yield self.target.execute, "COMMIT"
+            if end is None:
+                yield self.target.execute, "COMMIT"
             self._begun = False
         yield from self._give_back()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncekey._core.flows import new_owner
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import Store
 from oncekey.errors import StoreClosedError, StoreConfigError, StoreError
-from oncekey.models import Key, Terms
+from oncekey.models import ClaimReply, Key, Record, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores.redis.address import STORE_OPTIONS, parse_query, target_of
 from oncekey.stores.redis.batch import Batches, Options
@@ -154,6 +154,20 @@ class RedisStore(Browsing, _Calls, Store):
         >>> store.close()
     """
 
+    if TYPE_CHECKING:  # what the calls give in this world
+
+        def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply: ...
+        def complete(
+            self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+        ) -> bool: ...
+        def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool: ...
+        def release(self, key: Key, owner: bytes, fence: int | None) -> bool: ...
+        def first_seen(self, key: Key, terms: Terms) -> bool: ...
+        def read(self, key: Key) -> Record | None: ...
+        def write(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None: ...
+        def now(self) -> int: ...
+        def clear(self) -> None: ...
+
     def _open(self) -> None:
         topology = self._target.topology()
         batches = Batches(topology, self._options, self._waiters)
@@ -216,6 +230,24 @@ class AsyncRedisStore(AsyncBrowsing, _Calls, Answers, Forking):
     """
 
     _is_async = True
+
+    if TYPE_CHECKING:  # what the calls give in this world
+
+        async def claim(
+            self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+        ) -> ClaimReply: ...
+        async def complete(
+            self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+        ) -> bool: ...
+        async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool: ...
+        async def release(self, key: Key, owner: bytes, fence: int | None) -> bool: ...
+        async def first_seen(self, key: Key, terms: Terms) -> bool: ...
+        async def read(self, key: Key) -> Record | None: ...
+        async def write(
+            self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int
+        ) -> None: ...
+        async def now(self) -> int: ...
+        async def clear(self) -> None: ...
 
     def _open(self) -> None:
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import sqlite3
 import threading
 import time
@@ -136,19 +137,81 @@ class _AsyncTurn(_Turn):
         self.end()
 
 
-class OwnConnection(sqlite3.Connection):
-    """The store's connection for transactions: waits for other processes, open to interrupts."""
+BEGIN: Final = "BEGIN IMMEDIATE;SAVEPOINT oncekey_1"
+END: Final = "RELEASE oncekey_1;COMMIT"
 
-    until = 0.0  # when to stop waiting, on the monotonic clock
+# What a block may do to a connection that would be there for the next.
+_LASTING: Final = frozenset(
+    {
+        sqlite3.SQLITE_ATTACH,
+        sqlite3.SQLITE_DETACH,
+        sqlite3.SQLITE_CREATE_TEMP_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    }
+)
+
+
+class OwnConnection(sqlite3.Connection):
+    """The store's connection for transactions: waits for other processes, open to interrupts.
+
+    Attributes:
+        until: When to stop waiting, on the monotonic clock.
+        changed: A block has set a pragma or attached something: not to be lent to another.
+        released: The last ``END`` found the savepoint of its ``BEGIN``.
+    """
+
+    until = math.inf
+    changed = False
+    released = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        super().set_authorizer(self._noted)
+
+    def _noted(self, action: int, what: str | None, value: str | None, *_: object) -> int:
+        if action in _LASTING or (action == sqlite3.SQLITE_PRAGMA and value is not None):
+            self.changed = True
+        return sqlite3.SQLITE_OK
+
+    def set_authorizer(self, authorizer_callback: Any) -> None:
+        """A block's own: nobody keeps watch then."""
+        self.changed = True
+        super().set_authorizer(authorizer_callback)
+
+    def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
+        """Ours go statement by statement, as Python would commit before a script; others as ever.
+
+        So aiosqlite has several made in one change of threads.
+        """
+        if sql_script == BEGIN:
+            self.begin_immediate()
+        elif sql_script == END:
+            self.end_own()
+        else:
+            return super().executescript(sql_script)
+        return self.cursor()
 
     def begin_immediate(self) -> None:
-        patiently(lambda: self.execute("BEGIN IMMEDIATE"), self.until)
+        """Begin, and set the savepoint whose absence tells that somebody else ended it."""
+        begin, savepoint = BEGIN.split(";")
+        patiently(lambda: self.execute(begin), self.until)
+        self.execute(savepoint)
+
+    def end_own(self) -> None:
+        """Commit, if it is still the transaction that was begun."""
+        self.released = False
+        release, commit = END.split(";")
+        self.execute(release)
+        self.released = True
+        self.execute(commit)
 
     @property
     def usable(self) -> bool:
-        """Whether it is open: a handler may have closed it."""
+        """Whether it may be lent: a block may have closed or changed it."""
         try:
-            return self.total_changes >= 0
+            return self.total_changes >= 0 and not self.changed
         except sqlite3.ProgrammingError:
             return False
 
@@ -163,6 +226,7 @@ def lend(database: Database, loan: Loan) -> None:
     connection = database.lent
     if connection is None or database.closed or not connection.usable:
         connection = database.lent = database.open(OwnConnection)
+        connection.changed = False  # by the settings that every connection gets
     connection.until = until
     loan.source = connection
 
@@ -172,7 +236,7 @@ def _take_back(database: Database, turn: _Turn, connection: OwnConnection | None
         return  # it is back already, and another may have it
     try:
         if connection is not None:
-            if connection.in_transaction or database.closed:
+            if connection.in_transaction or connection.changed or database.closed:
                 database.lent = None
                 connection.close()
             else:  # as it was
@@ -207,7 +271,8 @@ async def _take_back_async(database: Database, turn: _Turn, connection: Any) -> 
         return
     try:
         if connection is not None:
-            if len(database.line) == 1 or connection.in_transaction or database.closed:
+            changed = connection.in_transaction or connection.own.changed
+            if len(database.line) == 1 or changed or database.closed:
                 await close_async(database)
             else:
                 connection.row_factory, connection.text_factory = None, str
@@ -231,11 +296,21 @@ async def _opened(database: Database) -> Any:
             "run pip install 'oncekey[sqlite]', or pass on="
         ) from None
 
+    made: list[OwnConnection] = []
+
+    def own(*args: Any, **options: Any) -> OwnConnection:
+        made.append(OwnConnection(*args, **options))
+        return made[0]
+
     async def opened() -> Any:
-        connection = await aiosqlite.connect(
-            database.path, timeout=database.busy_timeout, isolation_level=None
+        connection: Any = await aiosqlite.connect(
+            database.path, timeout=database.busy_timeout, isolation_level=None, factory=own
         )
         await connection.execute(f"PRAGMA synchronous={database.durability.upper()}")
+        connection.own = made[0]
+        connection.own.changed = False
+        connection.begin_immediate = functools.partial(connection.executescript, BEGIN)
+        connection.end_own = functools.partial(connection.executescript, END)
         return connection
 
     opening = asyncio.ensure_future(opened())

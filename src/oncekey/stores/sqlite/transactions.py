@@ -11,12 +11,13 @@ from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import Clock, TransactionRecords
 from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
-from oncekey.models import ClaimReply, Key, Terms
+from oncekey.models import ClaimReply, Key, Record, Terms
 from oncekey.stores.sqlite.database import SQL, Database
 
 __all__ = ["SQLiteTransactionRecords"]
 
 _INSERT: Final = SQL["insert"] + " RETURNING 1"
+_UPDATE_OWN: Final = SQL["update"] + " AND state = 0 AND owner = ? AND fence = ? RETURNING 1"
 
 
 class SQLiteTransactionRecords(TransactionRecords):
@@ -27,6 +28,7 @@ class SQLiteTransactionRecords(TransactionRecords):
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._claimed: Record | None = None
 
     def claim(
         self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
@@ -40,6 +42,7 @@ class SQLiteTransactionRecords(TransactionRecords):
         reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
         values = [key.digest, key.scope.label, *record]  # type: ignore[misc]
         if (yield from on.execute(_INSERT, values)):
+            self._claimed = record
             return reply
         rows = yield from on.execute(SQL["read"], [key.digest])
         now_us = int(self._clock() * 1_000_000)
@@ -61,11 +64,18 @@ class SQLiteTransactionRecords(TransactionRecords):
     def complete(
         self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> Generator[Any, Any, bool]:
+        now = int(self._clock() * 1000)
+        if self._claimed is not None:  # as nobody else can have touched it since, it is as it was
+            event = Event.COMPLETE
+            _, record = transitions.settle(self._claimed, event, owner, fence, terms, now, answer)
+            if record is not None:
+                values = [*record, key.digest, owner, fence]
+                if (yield from on.execute(_UPDATE_OWN, values)):
+                    return True
         rows = yield from on.execute(SQL["read"], [key.digest])
         if not rows:
             return False
         found = Database.record(tuple(rows[0]))
-        now = int(self._clock() * 1000)
         held, record = transitions.settle(found, Event.COMPLETE, owner, fence, terms, now, answer)
         if record is not None:
             yield from on.execute(SQL["update"], [*record, key.digest])
