@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from typing import Any
 
 from oncekey.cli._output import Output, add_json_option
@@ -33,6 +34,7 @@ def add_to(commands: Any) -> None:
         "--sql", action="store_true", help="print the SQL, for Alembic or a review, and change none"
     )
     parser.add_argument("--check", action="store_true", help="only look: exit 2 names any drift")
+    parser.add_argument("--inbox", action="store_true", help="the tables of an inbox, too")
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -49,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     url = store_url(arguments)
     if not url.startswith("postgres"):
         raise StoreConfigError("only postgresql:// has tables to make beforehand")
+    if arguments.inbox:
+        return asyncio.run(_migrate_inbox(url, arguments.check, out))
     from oncekey.stores.postgres import open_sync
 
     with open_sync(url, {}) as store:
@@ -70,4 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
         out.line(f"done  {line}", "green")
     applied = f"{len(done)} migrations applied"
     out.line(applied if done else "nothing to do: the schema is up to date")
+    return 0
+
+
+async def _migrate_inbox(url: str, check: bool, out: Output) -> int:
+    """Make the tables of keys and of the inbox, or only look."""
+    from oncekey.inbox import open_inbox
+
+    options = {} if check else {"create": True}
+    async with await open_inbox(url, **options) as inbox:
+        if out.as_json:
+            out.json({"inbox": inbox.url})
+        else:
+            out.line("the tables of the inbox are as they should be", "green")
     return 0
