@@ -81,8 +81,10 @@ class Around:
         except BaseException:
             self.breaker.abandoned(given)
             raise
-        self.breaker.succeeded(given)
+        closed = self.breaker.succeeded(given)
         fallback = self._fallback
+        if closed and fallback is not None:
+            fallback.look_again()
         if fallback is not None and fallback.unsettled and self._is_closed() and fallback.due():
             self._start(fallback)
         return found

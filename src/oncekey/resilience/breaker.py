@@ -162,9 +162,10 @@ class Breaker(Forking):
             self._count += 1
             if self._state is _CLOSED and self._count < self._most:
                 return
+            again = self._state is _HALF_OPEN
             self._become(_OPEN)
             self._try_at = self._clock() + self._pause
-        self._tell(_OPEN, error)
+        self._tell(_OPEN, error, again)
 
     def noticed(self, error: Exception) -> None:
         """The store failed in a place that needs no pass: inside of a transaction."""
@@ -182,11 +183,13 @@ class Breaker(Forking):
         self._pass += 1
         self._probe_until = 0.0
 
-    def _tell(self, state: BreakerState, error: Exception | None = None) -> None:
+    def _tell(
+        self, state: BreakerState, error: Exception | None = None, again: bool = False
+    ) -> None:
         """Say so, outside of the lock: listeners may ask for the state."""
         name = "" if error is None else type(error).__name__
         emit(EventKind.BREAKER, None, "breaker", error=name, state=state.value)
-        if state is not _HALF_OPEN:
+        if state is not _HALF_OPEN and not again:
             logger.warning(
                 "the breaker of a store is %s%s", state.value, f": {error}" if error else ""
             )

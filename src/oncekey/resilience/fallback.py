@@ -209,6 +209,10 @@ class Fallback(Forking):
         self._local.drop(key.digest, record.owner)
         return True
 
+    def look_again(self) -> None:
+        """The store is back: try at once what failed before."""
+        self._look_at = 0.0
+
     def due(self) -> bool:
         """Whether a reconciliation should begin now. The one that is told True must do it."""
         if not self.unsettled or self._reconciling or time.monotonic() < self._look_at:
