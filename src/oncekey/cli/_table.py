@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "inspect": Command("look", "inspect", "show what a store has of a key"),
     "evict": Command("look", "evict", "make a store forget a key, so that a retry runs"),
     "sweep": Command("look", "sweep", "remove records past their time, now"),
+    "reconcile": Command("look", "reconcile", "make a store whole after an outage; what slipped"),
     "plan": Command("set up", "plan", "work out the memory, disk and writes that a load needs"),
     "migrate": Command("set up", "migrate", "make or update the tables of a PostgreSQL store"),
     "conformance": Command("set up", "conformance", "check that a store keeps the contract"),
