@@ -38,6 +38,7 @@ from oncekey.receiver.answers import (
     rejected,
     taken,
 )
+from oncekey.receiver.attention import Attention
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, ReceiverSettings
@@ -146,6 +147,7 @@ class Decisions:
         self._types = tuple(kind.lower() for kind in settings.content_types)
         self._per_key = _limiter(settings.per_key)
         self._per_sender = _limiter(settings.per_sender)
+        self.attention = Attention(self.operation, settings.findings)
         self._answers: dict[tuple[str, str], WebhookResponse] = {}
         self._events = provider.events if is_ours(provider, "items") else self._listed
         self._tests_are_ours = is_ours(provider, "handshake")

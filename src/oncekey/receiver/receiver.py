@@ -18,6 +18,7 @@ from oncekey._core.transact import (
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import (
     BackendMismatchError,
+    IdempotencyConflictError,
     IdempotencyExpiredError,
     OncekeyError,
     PermanentError,
@@ -156,6 +157,7 @@ class _Receiver(Generic[S]):
                         if isinstance(work, Work):
                             outcomes.append((yield from self._handling(work)))
                             if events._listeners:
+                                rules.attention.met(work.job.key, work.sender.as_sender_identity())
                                 rules.tell_effect(work, outcomes[-1], begun, verdict, now)
                         else:
                             outcomes.append(work)
@@ -181,8 +183,12 @@ class _Receiver(Generic[S]):
                     return rules.replayed(work)
             # Seen before, and forgotten since: handled as new, and recorded as late.
             work = rules.forgotten(work)
+            key, mark = work.job[:2]
+            rules.attention.late(key, mark, (yield Op("read", (key,))))
             return rules.outcome(work, (yield Op("_run", (work,), self)))
         except Exception as error:  # noqa: BLE001
+            if isinstance(error, IdempotencyConflictError):
+                rules.attention.changed(work.job.key)
             return failed(error)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
 from oncekey.policy import Duration, JournalPath, OnOutage, check_on_outage, milliseconds
 from oncekey.receiver.audit import AuditSink
 from oncekey.receiver.events import DeadLetter
+
+if TYPE_CHECKING:
+    from oncekey.resilience.findings import Findings
 
 __all__ = ["Handler", "Limit", "ReceiverSettings", "RetentionWarning"]
 
@@ -61,6 +64,9 @@ class ReceiverSettings:
             ``Oncekey-Outcome: ignored``, and a warning is logged once a type.
         dead_letters: Called with what a handler gave up by ``PermanentError``.
         audit: Called with every decision.
+        findings: The queue for events that came after their window: a ``Findings`` of
+            ``oncekey.resilience``, or the path of its SQLite file. ``None``: they are told in the
+            stream and to ``audit`` only.
         on_outage: What becomes of a delivery while the store can't answer. ``closed``: its sender
             gets a 503 and sends it again. ``open``: it is handled without the store, which is made
             whole from the journal later. Nonces of signatures are never taken without the store.
@@ -91,6 +97,7 @@ class ReceiverSettings:
     strict_types: bool = False
     dead_letters: Callable[[DeadLetter], Any] | None = None
     audit: AuditSink | None = None
+    findings: Findings | str | None = None
     on_outage: OnOutage | None = None
     journal: JournalPath | None = None
     body_seconds: float | None = field(init=False, repr=False, compare=False)
