@@ -16,7 +16,7 @@ from oncekey import connect
 
 __all__ = ["Outage", "PostgresOutage", "RedisOutage", "opened", "outage"]
 
-TIMEOUT = 0.5  # seconds that a call of a store may take
+TIMEOUT = 2.0  # seconds that a call of a store may take
 
 
 class Outage(Protocol):
@@ -124,6 +124,6 @@ def outage(request: pytest.FixtureRequest) -> Iterator[Outage]:
     made.remove()
 
 
-def opened(outage: Outage) -> Any:
+def opened(outage: Outage, timeout: float = TIMEOUT) -> Any:
     """A store on it that soon gives up."""
-    return connect(outage.url, timeout=TIMEOUT)
+    return connect(outage.url, timeout=timeout)

@@ -63,7 +63,13 @@ class Worker:
 
     def findings(self) -> list[Any]:
         """What was found, once all is reconciled."""
-        self.store.reconcile()
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.store.reconcile()
+                break
+            except StoreUnavailableError:
+                assert time.monotonic() < until
         assert self.store.findings is not None
         return self.store.findings.list()
 
@@ -74,37 +80,48 @@ def order() -> str:
     return uuid.uuid4().hex
 
 
+class Away:
+    """One outage of a server, either way."""
+
+    def __init__(self, outage: Outage, hung: bool) -> None:
+        self.hung = hung
+        self._outage = outage
+        self._on = False
+
+    def begin(self) -> None:
+        """It does not answer any more."""
+        self._outage.hang() if self.hung else self._outage.stop()
+        self._on = True
+
+    def end(self) -> None:
+        """It does again."""
+        if self._on:
+            self._outage.wake() if self.hung else self._outage.start()
+        self._on = False
+
+
 @pytest.fixture(params=["stopped", "hung"])
-def away(outage: Outage, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The outage, either way: call it to begin, and its ``end``."""
-    hung = request.param == "hung"
+def away(outage: Outage, request: pytest.FixtureRequest) -> Iterator[Away]:
+    """An outage, for what differs with the way it comes."""
+    made = Away(outage, request.param == "hung")
+    yield made
+    made.end()
 
-    class Away:
-        on = False
 
-        def __init__(self) -> None:
-            self.hung = hung
-
-        def begin(self) -> None:
-            outage.hang() if hung else outage.stop()
-            self.on = True
-
-        def end(self) -> None:
-            if self.on:
-                outage.wake() if hung else outage.start()
-            self.on = False
-
-    made = Away()
+@pytest.fixture
+def down(outage: Outage) -> Iterator[Away]:
+    """An outage, for what does not."""
+    made = Away(outage, hung=False)
     yield made
     made.end()
 
 
 def test_closed_does_nothing_and_a_retry_does_it(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, away: Away, tmp_path: Path, order: str
 ) -> None:
     """Row 1, closed: an error before anything ran, soon at once; the retry runs it, once."""
     worker = Worker(outage, tmp_path, "closed")
-    worker.charge(f"{order} before")
+    worker.until_back(f"{order} before")
     away.begin()
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
@@ -123,11 +140,11 @@ def test_closed_does_nothing_and_a_retry_does_it(
 
 
 def test_open_does_it_and_the_store_has_it_afterwards(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, away: Away, tmp_path: Path, order: str
 ) -> None:
     """Rows 1 and 3, open: it runs, its copies replay, and afterwards so they do elsewhere."""
     worker = Worker(outage, tmp_path / "one", "open")
-    worker.charge(f"{order} before")
+    worker.until_back(f"{order} before")
     away.begin()
     assert worker.charge(order) == worker.charge(order) == order
     away.end()
@@ -140,18 +157,18 @@ def test_open_does_it_and_the_store_has_it_afterwards(
 
 
 def test_a_copy_of_what_was_done_before(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, down: Away, tmp_path: Path, order: str
 ) -> None:
     """Row 2: closed refuses it; open does it again, and tells of both sides."""
     first = Worker(outage, tmp_path / "first", "closed")
-    first.charge(order)
+    first.until_back(order)
     shut = Worker(outage, tmp_path / "shut", "closed")
     wide = Worker(outage, tmp_path / "wide", "open")
-    away.begin()
+    down.begin()
     with pytest.raises(StoreUnavailableError):
         shut.charge(order)
     wide.charge(order)
-    away.end()
+    down.end()
     (found,) = wide.findings()
     assert found.kind == "duplicate"
     assert found.same_payload is True
@@ -180,13 +197,13 @@ def process(outage: Outage, journal: Path, order: str, end: str = "") -> Any:
     return subprocess.Popen(command)
 
 
-def test_copies_in_two_processes(outage: Outage, away: Any, tmp_path: Path, order: str) -> None:
+def test_copies_in_two_processes(outage: Outage, down: Away, tmp_path: Path, order: str) -> None:
     """Row 4, open: each process does it once, and both are named afterwards."""
-    away.begin()
+    down.begin()
     workers = [process(outage, tmp_path, order) for _ in range(2)]
     assert [worker.wait() for worker in workers] == [0, 0]
-    away.end()
-    store = opened(outage)
+    down.end()
+    store = opened(outage, PATIENCE)
     made = reconcile(tmp_path, store)
     assert (made.inserted, made.duplicates, made.files) == (1, 1, 2)
     (found,) = Findings(str(tmp_path / "findings.db")).list()
@@ -197,7 +214,7 @@ def test_copies_in_two_processes(outage: Outage, away: Any, tmp_path: Path, orde
 
 
 def test_an_outage_while_the_work_is_done_closed(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, away: Away, tmp_path: Path, order: str
 ) -> None:
     """Row 5, closed: done and not recorded, so that a retry after the lease does it again.
 
@@ -215,7 +232,7 @@ def test_an_outage_while_the_work_is_done_closed(
 
 
 def test_an_outage_while_the_work_is_done_open(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, away: Away, tmp_path: Path, order: str
 ) -> None:
     """Row 5, open: its outcome goes in afterwards, and nothing is done twice."""
     worker = Worker(outage, tmp_path / "one", "open")
@@ -233,13 +250,13 @@ def test_an_outage_while_the_work_is_done_open(
 
 
 def test_a_worker_that_died_without_the_store(
-    outage: Outage, away: Any, tmp_path: Path, order: str
+    outage: Outage, down: Away, tmp_path: Path, order: str
 ) -> None:
     """Row 6, open: that it had begun is told, and a retry runs it."""
-    away.begin()
+    down.begin()
     assert process(outage, tmp_path, order, "die").wait() == -9
-    away.end()
-    store = opened(outage)
+    down.end()
+    store = opened(outage, PATIENCE)
     made = reconcile(tmp_path, store)
     assert (made.inserted, made.unfinished) == (0, 1)
     (found,) = Findings(str(tmp_path / "findings.db")).list()
@@ -250,14 +267,14 @@ def test_a_worker_that_died_without_the_store(
     store.close()
 
 
-def test_a_journal_that_is_lost(outage: Outage, away: Any, tmp_path: Path, order: str) -> None:
+def test_a_journal_that_is_lost(outage: Outage, down: Away, tmp_path: Path, order: str) -> None:
     """Row 7, open: with the disk goes all trace of it, and a retry runs it again, untold."""
     worker = Worker(outage, tmp_path / "one", "open")
-    away.begin()
+    down.begin()
     worker.charge(order)
     assert list(pages(tmp_path / "one"))
     shutil.rmtree(tmp_path / "one")
-    away.end()
+    down.end()
     other = Worker(outage, tmp_path / "two", "open")
     other.until_back(order)
     assert (worker.effects, other.effects) == ([order], [order])
