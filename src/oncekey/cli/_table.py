@@ -16,6 +16,7 @@ class Command(NamedTuple):
 
 
 GROUPS: Final = {
+    "gateway": "Run the gateway",
     "look": "Look after a store",
     "set up": "Set up and check",
     "hooks": "Sign and send webhooks",
@@ -24,6 +25,9 @@ GROUPS: Final = {
 
 # One line a command, in the order in which they are shown.
 COMMANDS: Final = {
+    "serve": Command("gateway", "serve", "run the gateway: a durable inbox, an API, a dashboard"),
+    "init": Command("gateway", "init", "write a config for the gateway"),
+    "password": Command("gateway", "password", "hash a password, for a user of the dashboard"),
     "stats": Command("look", "stats", "count what is in a store"),
     "stuck": Command("look", "stuck", "list claims past their lease, or running for long"),
     "inspect": Command("look", "inspect", "show what a store has of a key"),
@@ -42,8 +46,8 @@ COMMANDS: Final = {
 }
 
 START: Final = {
+    "oncekey serve --demo": "a gateway with a dashboard, and nothing to set up",
     "oncekey migrate --url-env DATABASE_URL": "make the tables of a PostgreSQL store",
-    "oncekey conformance sqlite:///scratch.db": "see what a store promises, checked",
     "oncekey send http://localhost:8000/hooks stripe event.json --times 2": "a webhook, twice",
 }
 """Three lines to start with: what to type, and what it is for."""

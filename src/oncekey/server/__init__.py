@@ -1,0 +1,1 @@
+"""``oncekey serve``: a durable inbox for webhooks, with an API and a dashboard, in one process."""

@@ -1,0 +1,137 @@
+"""The doors: ``/hooks`` for providers, ``/_oncekey`` for people, ``/healthz`` for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from oncekey.server.api import api_routes, caller, problem
+from oncekey.server.auth import COOKIE
+from oncekey.server.endpoints import ApiError
+from oncekey.server.gateway import Gateway
+from oncekey.server.metrics import CONTENT_TYPE, exposition
+from oncekey.server.pages import event, events, issues, lists, login, now, places
+from oncekey.server.pages.desk import HOME, error_page, static_file
+from oncekey.server.security import HEADERS
+
+__all__ = ["make_app"]
+
+_STATIC: Final = {
+    "oncekey.css": "text/css; charset=utf-8",
+    "oncekey.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_CACHED: Final = b"public, max-age=3600"
+
+
+def make_app(gateway: Gateway) -> Callable[..., Any]:
+    """An ASGI app of all of it. Starting and stopping the gateway is its owner's."""
+    inner = Starlette(routes=_routes(gateway), exception_handlers={500: _broken})
+    intake = gateway.intake
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/hooks/"):
+            await intake(scope, receive, send)
+        elif scope["type"] == "http":
+            await inner(scope, receive, _secured(send))
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+
+    return app
+
+
+def _secured(send: Any) -> Any:
+    """Every answer of the dashboard and the API carries the headers of ``security``."""
+
+    async def secured(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            given = {name for name, _ in message["headers"]}
+            extra = [pair for pair in _HEADERS if pair[0] not in given]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await send(message)
+
+    return secured
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    if request.url.path.startswith(f"{HOME}/api/"):
+        return problem(500, "that is a fault of the gateway", "its log has more")
+    return error_page(500, "That is a fault of the gateway; its log has more.", request)
+
+
+def _routes(gateway: Gateway) -> list[Route]:
+    pages = [one for module in (login, now, events, event, issues, lists, places)
+             for one in module.routes(gateway)]  # fmt: skip
+
+    async def front(request: Request) -> Response:
+        return RedirectResponse(HOME, 307)
+
+    return [
+        Route("/", front, methods=["GET"]),
+        *_for_machines(gateway),
+        *api_routes(gateway),
+        Route(f"{HOME}/live", _live(gateway), methods=["GET"]),
+        Route(f"{HOME}/static/{{name}}", _static, methods=["GET"]),
+        *_in_order(pages),
+    ]
+
+
+def _in_order(pages: list[Route]) -> list[Route]:
+    """Paths without a placeholder first: ``/events/replay`` is no event."""
+    return sorted(pages, key=lambda one: "{" in one.path)
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        return PlainTextResponse("no such file\n", 404)
+    headers = {"Cache-Control": _CACHED.decode()}
+    return Response(static_file(name), 200, headers, _STATIC[name])
+
+
+def _live(gateway: Gateway) -> Any:
+    async def live(request: Request) -> Response:
+        session = await gateway.doorman.session(request.cookies.get(COOKIE, ""))
+        if session is None:
+            return problem(401, "who are you", "sign in first")
+        if gateway.live.is_full:
+            return problem(503, "too many look on", **{"Retry-After": "30"})
+        return StreamingResponse(
+            gateway.live.stream(),
+            headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
+            media_type="text/event-stream",
+        )
+
+    return live
+
+
+def _for_machines(gateway: Gateway) -> list[Route]:
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        why = await gateway.ready()
+        return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
+
+    async def metrics(request: Request) -> Response:
+        if not gateway.settings.metrics_public:
+            try:
+                person = await caller(gateway, request)
+            except ApiError as error:
+                return problem(error.status, error.title, error.detail)
+            if person is None:
+                return problem(401, "who are you", "send Authorization: Bearer TOKEN")
+        return Response(await exposition(gateway), 200, {}, CONTENT_TYPE)
+
+    return [
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]

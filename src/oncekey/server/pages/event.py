@@ -1,0 +1,166 @@
+"""One event: its lifeline with each copy's arrival, its body, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from oncekey.inbox.models import Event, EventDetail, event_number, event_time
+from oncekey.server.endpoints import ApiError, check_id
+from oncekey.server.pages.desk import HOME, Desk, RefusedError, page
+
+if TYPE_CHECKING:
+    from oncekey.server.gateway import Gateway
+
+__all__ = ["routes"]
+
+SHOWN: Final = 65_536
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    """Of one event."""
+    return [
+        page(gateway, "/events/{id}", event),
+        page(gateway, "/events/{id}/body", body),
+        page(gateway, "/events/{id}/replay", do_replay, "operate"),
+        page(gateway, "/events/{id}/discard", do_discard, "operate"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One point of the lifeline."""
+
+    at: int
+    look: str
+    icon: str
+    title: str
+    text: str = ""
+
+
+async def _detail(desk: Desk) -> EventDetail:
+    try:
+        number = check_id(desk.request.path_params["id"])
+    except ApiError:
+        raise RefusedError(404, "There is no such event.") from None
+    found = await desk.gateway.inbox.event(number)
+    if found is None:
+        raise RefusedError(404, "There is no such event: it may be older than what is kept.")
+    return found
+
+
+async def event(desk: Desk) -> Response:
+    """The page."""
+    found = await _detail(desk)
+    one = found.event
+    text, is_text = _text(one.body)
+    return desk.show(
+        "event.html",
+        here="events",
+        event=one,
+        detail=found,
+        lifeline=_lifeline(found),
+        changed=[
+            (copy.at, _text(copy.body or b"")[0][:SHOWN])
+            for copy in found.duplicates
+            if not copy.same
+        ],
+        text=text[:SHOWN],
+        cut=len(text) > SHOWN,
+        is_text=is_text,
+        copies=_copies_of(desk, one),
+        can_replay=desk.session.person.may("operate"),
+        moment=await desk.gateway.inbox.now(),
+    )
+
+
+def _lifeline(found: EventDetail) -> list[Moment]:
+    """What happened to an event, oldest first."""
+    one = found.event
+    arrived = event_time(event_number(one.id))
+    targets = ", ".join(dict.fromkeys(delivery.target for delivery in found.deliveries))
+    points = [
+        Moment(arrived, "new", "↓", "Received and verified", f"from {one.source}"),
+        Moment(arrived, "new", "●", "Committed", f"new event, for {targets or 'no target'}"),
+    ]
+    for number, copy in enumerate(found.duplicates, 2):
+        same = "same body" if copy.same else "with another body: the first one counts"
+        points.append(
+            Moment(copy.at, "copy" if copy.same else "warn", "⊘", f"Copy {number} stopped", same)
+        )
+    looks = {"delivered": ("good", "✓"), "dead": ("bad", "✕"), "discarded": ("", "⌫")}
+    for attempt in found.attempts:
+        look, icon = looks.get(str(attempt.outcome), ("warn", "↻"))
+        told = f"{attempt.ms} ms"
+        if attempt.status:
+            told += f", status {attempt.status}"
+        if attempt.error:
+            told += f", {attempt.error}"
+        points.append(Moment(attempt.at, look, icon, f"{attempt.target}: {attempt.outcome}", told))
+    points += [Moment(act.at, "act", "✎", act.action, f"by {act.actor}") for act in found.actions]
+    return sorted(points, key=lambda point: point.at)
+
+
+def _text(body: bytes) -> tuple[str, bool]:
+    """A body to show: JSON in lines, other text as it is, else its hex digits."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return body[:4096].hex(" "), False
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False), True
+    except (ValueError, RecursionError):
+        return text, True
+
+
+def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
+    """What can be pasted elsewhere: each with its name."""
+    base = desk.gateway.settings.public_url.rstrip("/") or str(desk.request.base_url).rstrip("/")
+    api = f"{base}{HOME}/api/v1/events/{one.id}"
+    bearer = '-H "Authorization: Bearer $ONCEKEY_TOKEN"'
+    curl = f"curl -X POST {bearer} {shlex.quote(api + '/replay')}"
+    fixture = (
+        "import pytest\n\n\n@pytest.fixture\n"
+        f"def {_identifier(one.type)}_event() -> bytes:\n"
+        f'    """{one.source} sent this as {one.id}."""\n'
+        f"    return {one.body!r}\n"
+    )
+    return [
+        ("curl: replay it", curl),
+        ("curl: read it", f"curl {bearer} {shlex.quote(api)}"),
+        ("pytest fixture", fixture),
+    ]
+
+
+def _identifier(kind: str) -> str:
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in kind)
+    return name.strip("_").lower() if name[:1].isalpha() else "webhook"
+
+
+async def body(desk: Desk) -> Response:
+    """The raw bytes, to be saved: no browser shows them."""
+    found = await _detail(desk)
+    headers = {"Content-Disposition": f'attachment; filename="{found.event.id}.bin"'}
+    return Response(found.event.body, 200, headers, "application/octet-stream")
+
+
+async def do_replay(desk: Desk) -> Response:
+    """Deliver it again, to all or to one."""
+    found = await _detail(desk)
+    target = desk.form.one("target") if desk.form else ""
+    queued = await desk.gateway.inbox.replay(
+        found.event.id, [target] if target else None, actor=desk.session.person.name
+    )
+    return desk.go(f"{HOME}/events/{found.event.id}", "replayed", queued)
+
+
+async def do_discard(desk: Desk) -> Response:
+    """Give its deliveries up."""
+    found = await _detail(desk)
+    gone = await desk.gateway.inbox.discard(found.event.id, actor=desk.session.person.name)
+    return desk.go(f"{HOME}/events/{found.event.id}", "discarded", gone)

@@ -1,0 +1,141 @@
+"""Run a gateway: uvicorn in this process, SIGHUP to reload, SIGTERM to end in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from oncekey.errors import OncekeyError, PolicyError
+from oncekey.server.gateway import Gateway
+from oncekey.server.settings import ServerSettings
+
+__all__ = ["Announce", "serve"]
+
+logger = logging.getLogger("oncekey")
+
+Announce = Callable[[str], None]
+"""Called with the address, once requests are taken."""
+BACKLOG: Final = 2048
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+async def serve(
+    settings: ServerSettings,
+    *,
+    reload: Callable[[], ServerSettings] | None = None,
+    announce: Announce | None = None,
+    wrap: Callable[[Any], Any] | None = None,
+) -> None:
+    """Serve until a signal says to stop.
+
+    Args:
+        settings: What to serve.
+        reload: Reads the config again, for SIGHUP.
+        announce: Told the address.
+        wrap: Around the app, for the demo.
+
+    Raises:
+        StoreError: The inbox can't be used.
+        PolicyError: A package is missing, or the address is taken.
+    """
+    uvicorn = _uvicorn()
+    from oncekey.server.app import make_app
+
+    gateway = await Gateway.open(settings)
+    try:
+        app = make_app(gateway)
+        config = uvicorn.Config(
+            app if wrap is None else wrap(app),
+            host=settings.host,
+            port=settings.port,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(settings.stop_seconds / 2)),
+        )
+        await gateway.start()
+        server = _server(uvicorn, config, gateway, announce)
+        if reload is not None and sys.platform != "win32":
+            again = _Reload(gateway, reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again.begin)
+        await server.serve()
+    finally:
+        await gateway.stop(max(1.0, settings.stop_seconds / 2))
+
+
+def _uvicorn() -> Any:
+    try:
+        import httptools
+        import uvicorn
+    except ImportError:
+        raise PolicyError("the gateway needs uvicorn: pip install 'oncekey[serve]'") from None
+    del httptools
+    return uvicorn
+
+
+def _server(uvicorn: Any, config: Any, gateway: Gateway, announce: Announce | None) -> Any:
+    base: Any = uvicorn.Server
+
+    class Server(base):  # type: ignore[misc, unused-ignore]
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets=sockets)
+            if announce is not None and self.started:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            # Uvicorn's own raises the signal again at its end: that ends all, half done.
+            loop = asyncio.get_running_loop()
+            for one in _STOPPING:
+                loop.add_signal_handler(one, self.handle_exit, one, None)
+            try:
+                yield
+            finally:
+                for one in _STOPPING:
+                    loop.remove_signal_handler(one)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            gateway.live.close()  # streams never end by themselves
+            await super().shutdown(sockets=sockets)
+
+    return Server(config)
+
+
+class _Reload:
+    """Reads the config again: all of it is used, or nothing changes."""
+
+    def __init__(self, gateway: Gateway, read: Callable[[], ServerSettings]) -> None:
+        self._gateway = gateway
+        self._read = read
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        old = self._gateway.settings
+        try:
+            new = self._read()
+            if (new.store, new.host, new.port) != (old.store, old.host, old.port):
+                raise PolicyError("store, host and port need a restart: nothing was changed")
+            await self._gateway.use(new)
+        except OncekeyError as error:
+            logger.error("the config was not reloaded, the old one stays: %s", error)
+        else:
+            logger.warning(
+                "the config was reloaded: %d sources, %d targets",
+                len(new.sources),
+                len(new.targets),
+            )

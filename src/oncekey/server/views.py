@@ -1,0 +1,445 @@
+"""What the API says of each thing, as JSON. The types are the schemas of the OpenAPI document."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+from oncekey.inbox.models import (
+    Attempt,
+    AuditEntry,
+    BulkReplay,
+    Count,
+    DeadLetter,
+    DeliveryRow,
+    Depth,
+    Duplicate,
+    EventDetail,
+    EventRow,
+    Issue,
+    Rejected,
+)
+
+__all__ = [
+    "AuditView",
+    "BulkReplayView",
+    "DeadLetterView",
+    "EventDetailView",
+    "EventView",
+    "IssueView",
+    "KeyView",
+    "QueuedView",
+    "RejectedView",
+    "SecretView",
+    "SentView",
+    "SourceView",
+    "StatsView",
+    "TargetView",
+    "audit_view",
+    "bulk_view",
+    "dead_view",
+    "detail_view",
+    "event_view",
+    "issue_view",
+    "rejected_view",
+    "stats_view",
+    "when",
+]
+
+
+def when(ms: int | None) -> str | None:
+    """A time as ISO 8601 in UTC, with milliseconds."""
+    if ms is None:
+        return None
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class EventView(TypedDict):
+    """An event in a list."""
+
+    id: str
+    at: str | None
+    source: str
+    type: str
+    key: str
+    size: int
+    state: str | None
+    deliveries: int
+    attempts: int
+    duplicates: int
+
+
+class DeliveryView(TypedDict):
+    """An event on its way to one target."""
+
+    target: str
+    state: str
+    due_at: str | None
+    attempts: int
+    status: int
+    error: str
+    node: str
+    order_key: str | None
+
+
+class AttemptView(TypedDict):
+    """One attempt."""
+
+    target: str
+    number: int
+    at: str | None
+    ms: int
+    outcome: str
+    status: int
+    error: str
+    note: str
+    actor: str
+
+
+class DuplicateView(TypedDict):
+    """The arrival of a copy."""
+
+    at: str | None
+    same: bool
+
+
+class AuditView(TypedDict):
+    """An action of somebody's."""
+
+    id: int
+    at: str | None
+    actor: str
+    action: str
+    subject: str
+    detail: str
+
+
+class EventDetailView(TypedDict):
+    """All of an event."""
+
+    id: str
+    at: str | None
+    source: str
+    type: str
+    key: str
+    size: int
+    headers: list[list[str]]
+    body: str
+    body_encoding: str
+    deliveries: list[DeliveryView]
+    attempts: list[AttemptView]
+    duplicates: list[DuplicateView]
+    actions: list[AuditView]
+
+
+class DeadLetterView(TypedDict):
+    """A delivery that was given up."""
+
+    id: str
+    at: str | None
+    source: str
+    type: str
+    target: str
+    attempts: int
+    status: int
+    error: str
+    note: str
+
+
+class IssueView(TypedDict):
+    """Failures that are alike."""
+
+    target: str
+    status: int
+    error: str
+    dead: int
+    failing: int
+    first_at: str | None
+    last_at: str | None
+    sample: str
+    query: str
+
+
+class RejectedView(TypedDict):
+    """A request that became no event."""
+
+    id: int
+    at: str | None
+    source: str
+    cause: str
+    detail: str
+
+
+class BulkReplayView(TypedDict):
+    """A replay by filter; a dry run has no id."""
+
+    id: int | None
+    at: str | None
+    actor: str
+    query: str
+    rate: float
+    total: int
+    done: int
+    state: str
+
+
+class TargetView(TypedDict):
+    """A target and how it stands."""
+
+    name: str
+    url: str
+    allow_private: bool
+    secret_from: str
+    status: str
+    breaker: str
+    running: int
+    waiting: int
+    dead: int
+    oldest_at: str | None
+    tries: int
+    concurrency: int
+    types: list[str]
+
+
+class SourceView(TypedDict):
+    """A source and where it is taken."""
+
+    name: str
+    provider: str
+    path: str
+    url: str
+    secret_from: str
+    targets: list[str]
+    last_at: str | None
+
+
+class KeyView(TypedDict):
+    """Whether copies of an event are known."""
+
+    source: str
+    key: str
+    known: bool
+    event: str | None
+
+
+class QueuedView(TypedDict):
+    """How many deliveries were changed."""
+
+    queued: int
+
+
+class SecretView(TypedDict):
+    """A signing secret."""
+
+    secret: str
+
+
+class SentView(TypedDict):
+    """The event that was made."""
+
+    id: str
+
+
+class MinuteView(TypedDict):
+    """How often something happened in a minute."""
+
+    at: str | None
+    kind: str
+    name: str
+    count: int
+
+
+class StatsView(TypedDict):
+    """What happened lately, and what waits."""
+
+    since: str | None
+    totals: dict[str, int]
+    minutes: list[MinuteView]
+    targets: list[DepthView]
+
+
+class DepthView(TypedDict):
+    """What waits for a target."""
+
+    target: str
+    waiting: int
+    dead: int
+    oldest_at: str | None
+
+
+def event_view(row: EventRow) -> EventView:
+    """An event in a list."""
+    return {
+        "id": row.id,
+        "at": when(row.at),
+        "source": row.source,
+        "type": row.type,
+        "key": row.key,
+        "size": row.size,
+        "state": None if row.state is None else str(row.state),
+        "deliveries": row.deliveries,
+        "attempts": row.attempts,
+        "duplicates": row.duplicates,
+    }
+
+
+def detail_view(found: EventDetail) -> EventDetailView:
+    """All of an event. A body that is no text is in base64, and says so."""
+    event = found.event
+    try:
+        body, encoding = event.body.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        body, encoding = base64.b64encode(event.body).decode("ascii"), "base64"
+    return {
+        "id": event.id,
+        "at": when(event.at),
+        "source": event.source,
+        "type": event.type,
+        "key": event.key,
+        "size": len(event.body),
+        "headers": [list(pair) for pair in event.headers],
+        "body": body,
+        "body_encoding": encoding,
+        "deliveries": [_delivery(one) for one in found.deliveries],
+        "attempts": [_attempt(one) for one in found.attempts],
+        "duplicates": [_duplicate(one) for one in found.duplicates],
+        "actions": [audit_view(one) for one in found.actions],
+    }
+
+
+def _delivery(one: DeliveryRow) -> DeliveryView:
+    return {
+        "target": one.target,
+        "state": str(one.state),
+        "due_at": when(one.due_at),
+        "attempts": one.attempts,
+        "status": one.status,
+        "error": one.error,
+        "node": one.node,
+        "order_key": one.order_key,
+    }
+
+
+def _attempt(one: Attempt) -> AttemptView:
+    return {
+        "target": one.target,
+        "number": one.number,
+        "at": when(one.at),
+        "ms": one.ms,
+        "outcome": str(one.outcome),
+        "status": one.status,
+        "error": one.error,
+        "note": one.note,
+        "actor": one.actor,
+    }
+
+
+def _duplicate(one: Duplicate) -> DuplicateView:
+    return {"at": when(one.at), "same": one.same}
+
+
+def audit_view(one: AuditEntry) -> AuditView:
+    """An action of somebody's."""
+    return {
+        "id": one.id,
+        "at": when(one.at),
+        "actor": one.actor,
+        "action": one.action,
+        "subject": one.subject,
+        "detail": one.detail,
+    }
+
+
+def dead_view(one: DeadLetter) -> DeadLetterView:
+    """A delivery that was given up."""
+    return {
+        "id": one.id,
+        "at": when(one.at),
+        "source": one.source,
+        "type": one.type,
+        "target": one.target,
+        "attempts": one.attempts,
+        "status": one.status,
+        "error": one.error,
+        "note": one.note,
+    }
+
+
+def issue_view(one: Issue, query: str) -> IssueView:
+    """Failures that are alike, with the search that finds their events."""
+    return {
+        "target": one.target,
+        "status": one.status,
+        "error": one.error,
+        "dead": one.dead,
+        "failing": one.failing,
+        "first_at": when(one.first_at),
+        "last_at": when(one.last_at),
+        "sample": one.sample,
+        "query": query,
+    }
+
+
+def rejected_view(one: Rejected) -> RejectedView:
+    """A request that became no event."""
+    return {
+        "id": one.id,
+        "at": when(one.at),
+        "source": one.source,
+        "cause": one.cause,
+        "detail": one.detail,
+    }
+
+
+def bulk_view(one: BulkReplay) -> BulkReplayView:
+    """A replay by filter."""
+    return {
+        "id": one.id,
+        "at": when(one.at),
+        "actor": one.actor,
+        "query": one.query,
+        "rate": one.rate,
+        "total": one.total,
+        "done": one.done,
+        "state": str(one.state),
+    }
+
+
+def stats_view(since: int, counts: list[Count], depths: list[Depth]) -> StatsView:
+    """What happened in each minute, and what waits."""
+    totals: dict[str, int] = {}
+    minutes: dict[tuple[int, str, str], int] = {}
+    for one in counts:
+        totals[one.kind] = totals.get(one.kind, 0) + one.n
+        place = (one.minute, one.kind, one.name)
+        minutes[place] = minutes.get(place, 0) + one.n
+    return {
+        "since": when(since),
+        "totals": totals,
+        "minutes": [
+            {"at": when(minute), "kind": kind, "name": name, "count": count}
+            for (minute, kind, name), count in sorted(minutes.items())
+        ],
+        "targets": [depth_view(one) for one in depths],
+    }
+
+
+def depth_view(one: Depth) -> DepthView:
+    """What waits for a target."""
+    return {
+        "target": one.target,
+        "waiting": one.waiting,
+        "dead": one.dead,
+        "oldest_at": when(one.oldest_at),
+    }
+
+
+def schema_types() -> dict[str, Any]:
+    """Every type of this module by its name in the OpenAPI document."""
+    return {
+        name.removesuffix("View"): kind
+        for name, kind in globals().items()
+        if name.endswith("View") and isinstance(kind, type)
+    }

@@ -1,0 +1,185 @@
+"""Who may look and act: passwords, sessions, roles; and what other sites can't have done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from tests.server.kit import CONFIG, ENVIRON, TOKENS, csrf_of, deliver, sign_in
+
+from oncekey.errors import PolicyError
+from oncekey.server.auth import COOKIE, Doorman, hash_password
+from oncekey.server.config import settings_from
+from oncekey.server.gateway import Gateway
+from oncekey.testing import SignedDelivery
+
+Signed = Callable[..., SignedDelivery]
+PAGES = ("", "/events", "/issues", "/rejected", "/targets", "/sources", "/keys", "/audit")
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_every_page_wants_a_login(http: httpx.AsyncClient, page: str) -> None:
+    """Without a session a page leads to the login, and back to itself from there."""
+    answer = await http.get(f"/_oncekey{page}")
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/_oncekey/login?next=%2F_oncekey")
+
+
+async def test_a_password_opens_a_session(http: httpx.AsyncClient) -> None:
+    """The cookie is HttpOnly and SameSite, is no part of the config, and ends with the logout."""
+    answer = await sign_in(http, "anna")
+    assert answer.status_code == 303
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert "path=/_oncekey" in cookie
+    assert (await http.get("/_oncekey/events")).status_code == 200
+    kept = http.cookies[COOKIE]
+    await http.post("/_oncekey/logout", data={"csrf": await csrf_of(http)})
+    http.cookies.set(COOKIE, kept)
+    assert (await http.get("/_oncekey/events")).status_code == 303
+
+
+async def test_a_token_opens_a_session_too(http: httpx.AsyncClient) -> None:
+    """An empty name and a token sign in with the token's role."""
+    assert (await sign_in(http, "", TOKENS["read"])).status_code == 303
+    assert "reader · read" in (await http.get("/_oncekey/events")).text
+
+
+@pytest.mark.parametrize(
+    "name, password",
+    [
+        ("anna", "wrong password"),
+        ("nobody", "x" * 12),
+        ("", "no-such-token-here"),
+        ("anna", ""),
+        ("anna", "x" * 3000),
+    ],
+)
+async def test_a_wrong_login_tells_nothing(
+    http: httpx.AsyncClient, name: str, password: str
+) -> None:
+    """A wrong name and a wrong password read alike, and set no cookie."""
+    answer = await sign_in(http, name, password)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+    assert "don&#39;t fit" in answer.text
+
+
+async def test_logins_are_limited(http: httpx.AsyncClient) -> None:
+    """After ten failures in a minute the right password is not tried either, for a while."""
+    for _ in range(10):
+        assert (await sign_in(http, "anna", "wrong password")).status_code == 403
+    answer = await sign_in(http, "anna")
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_another_site_cant_sign_anybody_in(http: httpx.AsyncClient) -> None:
+    """A login form on another site is refused: its victim would work in a stranger's session."""
+    for header in ({"Origin": "https://evil.test"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = await http.post(
+            "/_oncekey/login", data={"name": "anna", "password": "x"}, headers=header
+        )
+        assert answer.status_code == 403
+        assert "another site" in answer.text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "https://evil.test/",
+        "//evil.test",
+        "/_oncekey//evil.test",
+        "/\\evil.test",
+        "/elsewhere",
+        "/_oncekey\r\nx: y",
+    ],
+)
+async def test_a_login_leads_nowhere_else(http: httpx.AsyncClient, wanted: str) -> None:
+    """``next`` is a page of this dashboard or is not used."""
+    form = {"name": "", "password": TOKENS["read"], "next": wanted}
+    answer = await http.post("/_oncekey/login", data=form)
+    assert answer.headers["location"] == "/_oncekey"
+
+
+async def test_roles_hold_on_pages(
+    gateway: Gateway, http: httpx.AsyncClient, signed: Signed
+) -> None:
+    """A reader sees no buttons and can't post; an operator can replay but not evict."""
+    event = (await deliver(http, signed("shop", id="evt_1"))).headers["oncekey-event"]
+    await sign_in(http, "rita")
+    assert "Replay" not in (await http.get(f"/_oncekey/events/{event}")).text.split("<dialog")[0]
+    form = {"csrf": await csrf_of(http)}
+    assert (await http.post(f"/_oncekey/events/{event}/replay", data=form)).status_code == 403
+    await sign_in(http, "olga")
+    form = {"csrf": await csrf_of(http)}
+    assert (await http.post(f"/_oncekey/events/{event}/replay", data=form)).status_code == 303
+    evict = {**form, "source": "shop", "key": "evt_1"}
+    assert (await http.post("/_oncekey/keys/evict", data=evict)).status_code == 403
+    await sign_in(http, "anna")
+    evict["csrf"] = await csrf_of(http)
+    assert (await http.post("/_oncekey/keys/evict", data=evict)).status_code == 303
+    done = [(one.actor, one.action) for one in (await gateway.inbox.audit()).items]
+    assert ("olga", "replay") in done
+    assert ("anna", "evict") in done
+    assert ("rita", "sign in") in done
+
+
+async def test_a_form_needs_its_sessions_own_token(
+    gateway: Gateway, http: httpx.AsyncClient, signed: Signed
+) -> None:
+    """No token, another session's token, or another origin: nothing is done."""
+    event = (await deliver(http, signed("shop"))).headers["oncekey-event"]
+    await sign_in(http, "olga")
+    others = await csrf_of(http)
+    await sign_in(http, "olga")
+    own = await csrf_of(http)
+    path = f"/_oncekey/events/{event}/replay"
+    for form, headers in (
+        ({}, {}),
+        ({"csrf": ""}, {}),
+        ({"csrf": others}, {}),
+        ({"csrf": own}, {"Origin": "https://evil.test"}),
+        ({"csrf": own}, {"Sec-Fetch-Site": "same-site"}),
+        ({"csrf": own}, {"Origin": "null"}),
+    ):
+        assert (await http.post(path, data=form, headers=headers)).status_code == 403
+    assert [one.action for one in (await gateway.inbox.audit()).items] == ["sign in"] * 2
+    assert (await http.post(path, data={"csrf": own})).status_code == 303
+
+
+async def test_a_user_who_is_gone_has_no_session(gateway: Gateway, http: httpx.AsyncClient) -> None:
+    """After a reload without them, their session ends; a changed role holds at once."""
+    await sign_in(http, "anna")
+    text = CONFIG.format(store="sqlite:///unused.db")
+    fewer = settings_from(text.replace("users.anna", "users.zoe"), "gateway.toml", ENVIRON)
+    gateway.doorman.use(fewer)
+    assert (await http.get("/_oncekey/events")).status_code == 303
+
+
+async def test_nobody_configured_is_said(gateway: Gateway, http: httpx.AsyncClient) -> None:
+    """With neither users nor tokens the login page says what to set, and has no form."""
+    bare = CONFIG.format(store="sqlite:///unused.db").partition("[users.rita]")[0]
+    gateway.doorman.use(settings_from(bare, "gateway.toml", {**ENVIRON, "ONCEKEY_TOKEN": ""}))
+    page = (await http.get("/_oncekey/login")).text
+    assert "ONCEKEY_TOKEN" in page
+    assert "<form" not in page
+
+
+async def test_sessions_are_kept_as_hashes(gateway: Gateway) -> None:
+    """Who reads the database finds no cookie in it."""
+    doorman: Doorman = gateway.doorman
+    session = await doorman.sign_in("", TOKENS["read"], "127.0.0.1")
+    assert session is not None
+    assert session.token not in repr(session)
+    assert await gateway.inbox.get_note(f"session:{session.token}") is None
+    assert await doorman.session(session.token) is not None
+    assert await doorman.session("x" * 65) is None
+
+
+def test_passwords_have_a_length() -> None:
+    """A password that is too short is refused when its hash is made."""
+    with pytest.raises(PolicyError, match="10 to 1024"):
+        hash_password("short")

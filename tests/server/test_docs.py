@@ -1,0 +1,61 @@
+"""The gateway's reference names every setting, endpoint and metric, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from oncekey.cli.init import config_for
+from oncekey.server.config import settings_from
+from oncekey.server.endpoints import ENDPOINTS
+from oncekey.server.metrics import METRICS
+from oncekey.server.settings import KEYS
+from oncekey.signatures import providers
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference" / "gateway.md").read_text("utf-8")
+HOWTO = (DOCS / "howto" / "run-the-gateway.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("table", KEYS)
+def test_settings_are_documented(table: str) -> None:
+    """Each table of the page has the keys of the code, in their order, with what they are for."""
+    heading = f"### `[{table}.NAME]`" if table else "### Top level"
+    section = PAGE.split(heading + "\n")[1].split("\n### ")[0].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .*? \| (.+) \|$", section, re.MULTILINE)
+    assert rows == [(name, rule.help) for name, rule in KEYS[table].items()]
+
+
+def test_endpoints_are_documented() -> None:
+    """The table of the API is the table of the code."""
+    rows = re.findall(r"^\| ([A-Z]+) \| `(\S+)` \| (\w+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(one.method, one.path, one.role, one.summary) for one in ENDPOINTS]
+
+
+def test_metrics_are_documented() -> None:
+    """So is that of the metrics."""
+    rows = re.findall(r"^\| `(oncekey_\w+)` \| (\w+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(name, kind, told) for name, (kind, told) in METRICS.items()]
+
+
+def test_the_configs_of_the_howto_work() -> None:
+    """What the page shows can be pasted."""
+    shown = re.findall(r"^```toml\n(.*?)^```", HOWTO, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 2
+    environ = {"SHOP_SECRET": "whsec_x"}
+    settings = settings_from("\n".join(shown), "howto", environ)
+    assert settings.users["olga"].role == "operate"
+
+
+@pytest.mark.parametrize("name", providers())
+def test_every_provider_has_a_config_that_reads(name: str) -> None:
+    """``oncekey init`` writes a config whose only faults are what the user has to fill in."""
+    text = config_for(providers()[name], name, "oncekey.toml")
+    given = tomllib.loads(text)
+    assert given["sources"][name]["provider"] == name
+    if name in ("stripe", "github", "slack", "shopify", "mailgun"):
+        variable = given["sources"][name]["secret_env"]
+        assert settings_from(text, "oncekey.toml", {variable: "whsec_x"}).sources[name]
