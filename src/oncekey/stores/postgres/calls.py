@@ -1,4 +1,7 @@
-"""What a batch of calls asks of PostgreSQL, and what the rows mean. Knows nothing of drivers."""
+"""What calls ask of PostgreSQL, and what the rows mean: in batches, and in a caller's transaction.
+
+What is sent is yielded, and its rows are sent back: how drivers do that is no matter here.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey._core import transitions
-from oncekey.errors import StoreError, StoreUnavailableError
+from oncekey.abc import TransactionRecords
+from oncekey.drivers import ended_refused
+from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
 from oncekey.stores._batching import Job
+from oncekey.stores.postgres.errors import Contention, named
 from oncekey.stores.postgres.statements import Statements
 
 __all__ = [
-    "Contention",
+    "PgTransactionRecords",
     "Statement",
-    "claim_arguments",
-    "claim_reply",
-    "complete_arguments",
-    "hidden",
     "is_fence",
     "run_jobs",
 ]
@@ -29,10 +31,6 @@ TRIES: Final = 5
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 
 Rows = Sequence[Sequence[Any]]
-
-
-class Contention(StoreUnavailableError):
-    """Calls of one batch got in another's way: each may succeed alone."""
 
 
 class Statement(NamedTuple):
@@ -326,17 +324,51 @@ def _is_held(job: Job, state: State, record: list[Any]) -> bool:
 # Inside a caller's transaction
 
 
-def claim_arguments(
-    tenant: str, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
-) -> list[Any]:
-    """What ``claim_in`` takes for one key, but for the store's id and whose transaction it is."""
-    args = (key, owner, fingerprint, terms)
-    return [tenant, *_asked(tenant, "claim", args), *_terms("claim", terms)]
+class PgTransactionRecords(TransactionRecords):
+    """What another transaction has in hand is busy, never waited for."""
 
+    flavour = "postgresql"
 
-def complete_arguments(
-    tenant: str, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
-) -> list[Any]:
-    """What the statement ``complete`` takes for one key."""
-    args = (key, owner, fence, answer, terms)
-    return [tenant, *_asked(tenant, "complete", args), *_terms("complete", terms)]
+    def __init__(self, home: Statements, tenant: str, store_id: str) -> None:
+        self._home = home
+        self._tenant = tenant
+        self._store_id = store_id
+        self._transaction = ""
+
+    def claim(
+        self, on: Any, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> Generator[Any, Any, ClaimReply]:
+        asked = _asked(self._tenant, "claim", (key, owner, fingerprint, terms))
+        args = [self._tenant, *asked, *_terms("claim", terms)]
+        joined: bool = on.joined
+        rows = yield from on.execute(self._home.claim_in, [*args, self._store_id, joined])
+        if not rows:
+            raise hidden(key)
+        row = rows[0]
+        store_id, isolation, transaction = row[10:]
+        if store_id != self._store_id:
+            raise TransactionRefusedError(
+                "this connection is to another database, or another schema, than the store's: the "
+                "claim would not protect your writes. Use a store on the same database"
+            )
+        if row[1] is None and joined and isolation not in ("read committed", "read uncommitted"):
+            raise TransactionRefusedError(
+                f"this transaction is {isolation}: it can't see what others committed since it "
+                "began, and oncekey can't begin it anew. Open it as READ COMMITTED, or let "
+                "oncekey open it: pass a connection without an open transaction"
+            )
+        self._transaction = transaction
+        return claim_reply(row, owner, fingerprint, terms)
+
+    def complete(
+        self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
+    ) -> Generator[Any, Any, bool]:
+        asked = _asked(self._tenant, "complete", (key, owner, fence, answer, terms))
+        args = [self._tenant, *asked, *_terms("complete", terms), self._transaction]
+        rows = yield from on.execute(self._home.complete_in, args)
+        if rows and rows[0][2] != self._transaction:
+            raise ended_refused("connection")
+        return bool(rows) and rows[0][1] is True
+
+    def named(self, error: BaseException) -> StoreError:
+        return named(error)

@@ -14,12 +14,15 @@ from oncekey.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from oncekey.stores.postgres.calls import Contention
 
-__all__ = ["bad_address", "bad_certificate", "named", "unreadable"]
+__all__ = ["Contention", "bad_address", "bad_certificate", "named", "unreadable"]
 
 _DRIVERS: Final = ("psycopg", "asyncpg")
 _MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
+
+
+class Contention(StoreUnavailableError):
+    """Calls of one batch got in another's way: each may succeed alone."""
 
 
 def _about_certificates(error: BaseException | None) -> bool:

@@ -21,13 +21,12 @@ from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
 from oncekey.stores.postgres.addresses import chosen_driver, driver_of, need, own_options, plain
 from oncekey.stores.postgres.async_connections import async_source
 from oncekey.stores.postgres.browsing import AsyncBrowsing, Browsing
-from oncekey.stores.postgres.calls import is_fence, run_jobs
+from oncekey.stores.postgres.calls import PgTransactionRecords, is_fence, run_jobs
 from oncekey.stores.postgres.connections import sync_source
 from oncekey.stores.postgres.flows import SWEEP_EVERY, Flows, migrated
 from oncekey.stores.postgres.listening import AsyncListener, Listener
 from oncekey.stores.postgres.schema import check, migrate
 from oncekey.stores.postgres.statements import SQL, Statements
-from oncekey.stores.postgres.transactions import PgTransactionRecords
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 
@@ -210,7 +209,8 @@ class PostgresStore(Browsing, Flows, Transactional, Store, Sweepable, Forking):
 
     def settled_here(self, key: Key) -> None:
         """See ``Transactional``."""
-        self._heard(key.digest)
+        if self._registered or self._waiters._waiting:
+            self._heard(key.digest)
         self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:
@@ -417,7 +417,8 @@ class AsyncPostgresStore(AsyncBrowsing, Flows, AsyncTransactional, Answers, Asyn
 
     def settled_here(self, key: Key) -> None:
         """See ``AsyncTransactional``."""
-        self._heard(key.digest)
+        if self._registered or self._waiters._waiting:
+            self._heard(key.digest)
         self._maybe_sweep()
 
     def _maybe_sweep(self) -> None:

@@ -62,6 +62,7 @@ class Batch:
     doubted: frozenset[Job] = frozenset()  # failed for no reason that could be found
     doubtful: tuple[tuple[Job, Address, BaseException], ...] = ()  # errors without a code
     unconfirmed: tuple[tuple[Job, Address], ...] = ()
+    sent: tuple[list[Send], list[Replies]] | None = None  # already, and this came of it
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs  # those to send, now or once more
@@ -89,17 +90,20 @@ class Batches:
         for _ in range(ROUNDS):
             if not batch.jobs:
                 return
-            try:
-                if not self.topology.located:
-                    yield from self.topology.locate()
-                sends = self._plan(batch)
-                for send in sends:
-                    if send.address not in self._trusted:
-                        yield from self._look(send.address)
-            except StoreError as error:
-                self._fail(batch.jobs, error)
-                return
-            outcomes = yield sends
+            if batch.sent is None:
+                try:
+                    if not self.topology.located:
+                        yield from self.topology.locate()
+                    sends = self._plan(batch)
+                    for send in sends:
+                        if send.address not in self._trusted:
+                            yield from self._look(send.address)
+                except StoreError as error:
+                    self._fail(batch.jobs, error)
+                    return
+                outcomes = yield sends
+            else:
+                (sends, outcomes), batch.sent = batch.sent, None
             batch.jobs = []
             for send, outcome in zip(sends, outcomes, strict=True):
                 self._take(send, outcome, batch)
@@ -110,6 +114,35 @@ class Batches:
             batch.drops, batch.dropped = batch.drops + batch.dropped, False
         lost = StoreUnavailableError("Redis kept sending this call elsewhere: try again")
         self._fail(batch.jobs, lost)
+
+    # One call by itself: the flow begins only where there is more to it than a reply
+
+    def alone(self, job: Job) -> Send | None:
+        """What is sent for one call, if nothing is to be found out before or after it."""
+        only, op = self.topology.only, job.method
+        if only not in self._trusted or op is MARK or self.options.min_replicas:
+            return None
+        if not isinstance(op, Scripted):
+            return None
+        assert only is not None  # noqa: S101 - for the type checker: nobody trusts None
+        return Send(only, op.pack(self._key_head, (job,), False, False))
+
+    def took(self, job: Job, replies: Replies) -> bool:
+        """Take what came back for it. False: no answer, which the flow has to see to."""
+        reply = replies if isinstance(replies, BaseException) else replies[0]
+        if isinstance(reply, BaseException):
+            return False
+        op = job.method
+        op.take((job,), reply)
+        if op.settles and self.waiters.used:
+            self.waiters.wake(job.args[0])
+        return True
+
+    def go_on(self, batch: Batch, send: Send, replies: Replies) -> Asks:
+        """The flow of a call that was sent by itself, from where that came back."""
+        call = _Call(batch.jobs[0].method, batch.jobs)
+        batch.sent = ([send._replace(calls=[call])], [replies])
+        return self.run(batch)
 
     def lane(self, digest: bytes) -> Address | None:
         """Whose calls this one may wait for: a server that hangs holds up its own keys alone."""

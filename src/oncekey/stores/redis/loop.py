@@ -116,9 +116,38 @@ class LoopLanes:
             calls, lane.queue = lane.queue[:size], lane.queue[size:]
             lane.alone = size == 1
             lane.flying += 1
-            batch = _Batch(lane, calls, self._loop.time() + self._patience)
-            batch.flow = self._batches.run(batch)
-            self._advance(batch)
+            until = self._loop.time() + self._patience
+            if size > 1 or not self._sent_alone(lane, calls, until):
+                batch = _Batch(lane, calls, until)
+                batch.flow = self._batches.run(batch)
+                self._advance(batch)
+
+    def _sent_alone(self, lane: _Lane, calls: list[_Call], until: float) -> bool:
+        """Send one call by itself. False: there is more to it than that."""
+        send = self._batches.alone(calls[0])
+        wire = None if send is None else self._wires.get(send.address)
+        if send is None or wire is None:
+            return False
+        if self._watch_at is None or until < self._watch_at:
+            self._watch_from(until)
+        wire.send(send, partial(self._answered, lane, calls, until, send), until)
+        return True
+
+    def _answered(
+        self, lane: _Lane, calls: list[_Call], until: float, send: Send, replies: Replies
+    ) -> None:
+        """Take the reply to a call that was sent by itself."""
+        try:
+            took = self._batches.took(calls[0], replies)
+        except Exception as error:  # noqa: BLE001 - nobody may be left waiting
+            self._finish(lane, calls, error)
+            return
+        if took:
+            self._finish(lane, calls, None)
+            return
+        batch = _Batch(lane, calls, until)
+        batch.flow = self._batches.go_on(batch, send, replies)
+        self._advance(batch)
 
     def _advance(self, batch: _Batch, number: int = 0, replies: Replies | None = None) -> None:
         """Take replies; when all are there, hand them to the flow and send what it wants next."""
@@ -130,10 +159,10 @@ class LoopLanes:
         try:
             sends = batch.flow.send(batch.outcomes)
         except StopIteration:
-            self._finish(batch, None)
+            self._finish(batch.lane, batch.calls, None)
             return
         except Exception as error:  # noqa: BLE001 - nobody may be left waiting
-            self._finish(batch, error)
+            self._finish(batch.lane, batch.calls, error)
             return
         batch.outcomes = [None] * len(sends)
         batch.due = len(sends)
@@ -149,9 +178,9 @@ class LoopLanes:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _finish(self, batch: _Batch, problem: Exception | None) -> None:
-        """Hand out what came of a batch, and plan the next."""
-        for call in batch.calls:
+    def _finish(self, lane: _Lane, calls: list[_Call], problem: Exception | None) -> None:
+        """Hand out what came of calls that went together, and plan the next."""
+        for call in calls:
             failure = call.error or problem
             if call.future.done():
                 if failure is None:
@@ -160,7 +189,6 @@ class LoopLanes:
                 call.future.set_exception(failure)
             else:
                 call.future.set_result(call.result)
-        lane = batch.lane
         lane.flying -= 1
         if lane.queue and not lane.planned:
             # Behind those just woken, so that what they ask for next goes along.

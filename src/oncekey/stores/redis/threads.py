@@ -79,8 +79,16 @@ class _Lane(Forking):
             for job in jobs:
                 job.error = StoreClosedError("this Redis store is closed: connect again")
             return
-        deadline = time.monotonic() + self._patience
-        drive(self._batches.run(Batch(list(jobs))), partial(self._exchange, deadline))
+        deadline, batches = time.monotonic() + self._patience, self._batches
+        send = batches.alone(jobs[0]) if len(jobs) == 1 else None
+        if send is None:
+            flow = batches.run(Batch(list(jobs)))
+        else:
+            (replies,) = self._exchange(deadline, [send])
+            if batches.took(jobs[0], replies):
+                return
+            flow = batches.go_on(Batch(list(jobs)), send, replies)
+        drive(flow, partial(self._exchange, deadline))
 
     def _exchange(self, deadline: float, sends: Sequence[Send]) -> list[Replies]:
         """Write to every server, then read from every server."""
