@@ -49,6 +49,8 @@ EXCLUDED_PATHS: Final[tuple[tuple[str, ...], ...]] = (
 )
 """Nested request fields that are no part of a fingerprint. The list is closed."""
 
+_NESTED: Final = frozenset(path[0] for path in EXCLUDED_PATHS)
+
 MAX_DEPTH: Final = writer.MAX_DEPTH
 """How many arrays and objects may stand inside one another."""
 
@@ -155,10 +157,10 @@ def _stripped(payload: Mapping[str, Any]) -> dict[str, Any]:
         name = type(payload).__name__
         raise CanonicalJSONError(f"a request payload must be an object, not {name}")
     kept = dict(payload)
-    for field in EXCLUDED_FIELDS:
-        kept.pop(field, None)
-    for path in EXCLUDED_PATHS:
-        if path[0] in kept:
+    for field in EXCLUDED_FIELDS.intersection(kept):
+        del kept[field]
+    if not _NESTED.isdisjoint(kept):
+        for path in EXCLUDED_PATHS:
             kept = _without(kept, path)
     return kept
 

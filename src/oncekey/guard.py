@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from oncekey._core import call as engine
 from oncekey._core.binding import (
@@ -70,13 +70,6 @@ def current_claim() -> Claim:
     return claim
 
 
-def _must_have_key(bare: tuple[object, ...], key: KeySource) -> None:
-    if bare or not key:
-        raise InvalidKeyError(
-            'say which argument is the key: write @once(key="order_id") above the function'
-        )
-
-
 class _Base:
     """What both forms share: the policy, and how options override it."""
 
@@ -112,7 +105,55 @@ class _Base:
             made.alone = names.take(self.store, scope, code)
         return made
 
+    def runner(self, transactional: bool, on: Any) -> Callable[..., Any]:
+        """What runs a job: gives the result, or something to await for it.
+
+        It takes the job, the function and its arguments, as a tuple and a dict.
+
+        Raises:
+            TransactionRefusedError: ``transactional``, and the store has no transactions.
+        """
+        store = self.store
+        if not transactional:
+            return functools.partial(self._call, store)
+        check_transactional(store)
+        call = self._call_in_transaction
+
+        def run(job: engine.Job, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return call(store, on, job, lambda _: function(*args, **kwargs))
+
+        return run
+
+    def _decorator(
+        self,
+        bare: tuple[object, ...],
+        key: KeySource,
+        name: str | None,
+        ignore: Iterable[str],
+        options: dict[str, Any],
+        run: Callable[..., Any],
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        if bare or not key:
+            raise InvalidKeyError(
+                'say which argument is the key: write @once(key="order_id") above the function'
+            )
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            binding = self.bind(function, key, ignore, options, name)
+            return functools.wraps(function)(self._wrapper(binding, run, function))
+
+        return decorate
+
+    # What the two forms differ in.
+    _call: Callable[..., Any]
+    _call_in_transaction: Callable[..., Any]
+
     def _check(self, function: Callable[..., Any]) -> None:
+        raise NotImplementedError
+
+    def _wrapper(
+        self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
         raise NotImplementedError
 
     def _block(
@@ -200,22 +241,19 @@ class Once(_Base):
                 method, would have the same keys.
             PolicyError: It is no function, or a route or task already: the guard belongs below.
         """
-        _must_have_key(bare, key)
-        if transactional:
-            check_transactional(self.store)
+        run = self.runner(transactional, on)
+        return self._decorator(bare, key, name, ignore, options, run)
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            binding = self.bind(function, key, ignore, options, name)
+    _call = staticmethod(engine.call)
+    _call_in_transaction = staticmethod(call_in_transaction)
 
-            @functools.wraps(function)
-            def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-                job = binding.job(args, kwargs)
-                work = functools.partial(function, *args, **kwargs)
-                return cast("R", self._run(job, work, transactional, on).value)
+    def _wrapper(
+        self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return run(binding.job(args, kwargs), function, args, kwargs).value
 
-            return wrapper
-
-        return decorate
+        return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
         if engine.is_async(function):
@@ -227,13 +265,6 @@ class Once(_Base):
             raise BackendMismatchError(
                 f"{function.__qualname__} is a generator: return a list, which can be replayed"
             )
-
-    def _run(
-        self, job: engine.Job, work: Callable[[], Any], transactional: bool, on: Any
-    ) -> engine.Result:
-        if transactional:
-            return call_in_transaction(self.store, on, job, lambda _: work())
-        return engine.call(self.store, job, work)
 
     def transaction(
         self,
@@ -331,22 +362,19 @@ class AsyncOnce(_Base):
         **options: Any,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
         """Decorate an async function. See ``Once``."""
-        _must_have_key(bare, key)
-        if transactional:
-            check_transactional(self.store)
+        run = self.runner(transactional, on)
+        return self._decorator(bare, key, name, ignore, options, run)
 
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-            binding = self.bind(function, key, ignore, options, name)
+    _call = staticmethod(engine.acall)
+    _call_in_transaction = staticmethod(acall_in_transaction)
 
-            @functools.wraps(function)
-            async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-                job = binding.job(args, kwargs)
-                work = functools.partial(function, *args, **kwargs)
-                return cast("R", (await self._run(job, work, transactional, on)).value)
+    def _wrapper(
+        self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return (await run(binding.job(args, kwargs), function, args, kwargs)).value
 
-            return wrapper
-
-        return decorate
+        return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
         if not engine.is_async(function):
@@ -354,13 +382,6 @@ class AsyncOnce(_Base):
                 f"{getattr(function, '__qualname__', function)} is not async: use Once with "
                 "connect(url)"
             )
-
-    async def _run(
-        self, job: engine.Job, work: Callable[[], Awaitable[Any]], transactional: bool, on: Any
-    ) -> engine.Result:
-        if transactional:
-            return await acall_in_transaction(self.store, on, job, lambda _: work())
-        return await engine.acall(self.store, job, work)
 
     def transaction(
         self,

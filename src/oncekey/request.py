@@ -76,7 +76,7 @@ class _How:
     transactional: bool
     on: Any
     error_answer: ErrorAnswer | None
-    on_cancel: OnCancel
+    finishing: set[asyncio.Task[Any]] | None
     plan: Plan
 
 
@@ -324,7 +324,8 @@ class IdempotencyStore:
         default: OnCancel = "release" if read_only else self.on_cancel
         then = default if on_cancel is None else check_on_cancel(on_cancel)
         plan = replace(self._plan, retry_safe=True) if then == "release" else self._plan
-        how = _How(operation, validate, read_only, transactional, on, error_answer, then, plan)
+        finishing = self._finishing if then == "finish" else None
+        how = _How(operation, validate, read_only, transactional, on, error_answer, finishing, plan)
         if handler is None:
             return functools.partial(self._wrap, how=how)
         return self._wrap(handler, how=how)
@@ -345,10 +346,7 @@ class IdempotencyStore:
         plain: Any = engine.acall if asynchron else engine.call
         in_tx: Any = acall_in_transaction if asynchron else call_in_transaction
 
-        def guarded(job: engine.Job, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            """The result of the call, or something to await for it."""
-            if not how.transactional:
-                return plain(store, job, functools.partial(run, *args, **kwargs))
+        def inside(job: engine.Job, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return in_tx(
                 store,
                 how.on,
@@ -357,6 +355,8 @@ class IdempotencyStore:
                 how.error_answer,
             )
 
+        # The result of a call, or something to await for it.
+        guarded: Guarded = inside if how.transactional else functools.partial(plain, store)
         if asynchron:
             return like(handler)(self._asynchronous(request, how, target, guarded))
         return like(handler)(self._synchronous(request, how, target, guarded))
@@ -370,7 +370,7 @@ class IdempotencyStore:
 
         async def asynchronous(*args: Any, **kwargs: Any) -> Any:
             raw, context = request.find(args, kwargs)
-            params = as_dict(raw, self.ignore_defaults)
+            params = raw if type(raw) is dict else as_dict(raw, self.ignore_defaults)
             try:
                 job, limit = self._prepare(request, how, params, context)
                 if job is None:
@@ -396,7 +396,7 @@ class IdempotencyStore:
 
         def synchronous(*args: Any, **kwargs: Any) -> Any:
             raw, context = request.find(args, kwargs)
-            params = as_dict(raw, self.ignore_defaults)
+            params = raw if type(raw) is dict else as_dict(raw, self.ignore_defaults)
             try:
                 job, limit = self._prepare(request, how, params, context)
                 if job is None:
@@ -427,7 +427,8 @@ class IdempotencyStore:
             check_schema(how.validate, params, operation)
         whose = None
         if isinstance(name, str) and name:
-            check_text(name, request.key_name, MAX_KEY)
+            if len(name) > MAX_KEY or not name.isprintable():  # which a NUL is not
+                check_text(name, request.key_name, MAX_KEY)
             if rules.bind_operation:  # then it differs with the request
                 whose = self._whose(params, context, operation)
             else:
@@ -451,7 +452,10 @@ class IdempotencyStore:
             mark = hashlib.sha256(mark.encode()).hexdigest()
         if rules.bind_operation:
             mark = hashlib.sha256(join_scope(operation, mark).encode()).hexdigest()
-        job = engine.Job(
+        finishing = how.finishing
+        if finishing is not None and in_transaction():
+            finishing = None  # a transaction of the caller's ends with the caller
+        fields = (
             Key(whose.scope, name),
             mark.encode(),
             how.plan,
@@ -459,9 +463,9 @@ class IdempotencyStore:
             operation,
             self._keeps,
             self.raise_on_persist_error,
-            # Not in a transaction of the caller's, which ends with the caller.
-            self._finishing if how.on_cancel == "finish" and not in_transaction() else None,
+            finishing,
         )
+        job: engine.Job = tuple.__new__(engine.Job, fields)  # for each request: a call less
         if self._limiters is None:
             return job, None
         return job, KeyLimit(self._limiters[how.read_only], whose.payer)

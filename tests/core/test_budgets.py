@@ -100,29 +100,29 @@ PATHS: dict[str, tuple[Callable[[], tuple[Call, Call]], dict[tuple[int, int], li
     "wrap, a small answer": (
         lambda: wrapped(SMALL),
         {
-            (3, 11): [Spent(1828, 59), Spent(894, 30)],
-            (3, 13): [Spent(1618, 58), Spent(799, 30)],
+            (3, 11): [Spent(1615, 50), Spent(779, 24)],
+            (3, 13): [Spent(1420, 49), Spent(697, 24)],
         },
     ),
     "wrap, a usual answer": (
         lambda: wrapped(USUAL),
         {
-            (3, 11): [Spent(2448, 82), Spent(894, 30)],
-            (3, 13): [Spent(2197, 81), Spent(799, 30)],
+            (3, 11): [Spent(1615, 50), Spent(779, 24)],
+            (3, 13): [Spent(1420, 49), Spent(697, 24)],
         },
     ),
     "Once": (
         once,
         {
-            (3, 11): [Spent(1524, 50), Spent(701, 29)],
-            (3, 13): [Spent(1337, 49), Spent(610, 28)],
+            (3, 11): [Spent(1348, 42), Spent(625, 24)],
+            (3, 13): [Spent(1086, 40), Spent(544, 23)],
         },
     ),
     "AsyncOnce": (
         async_once,
         {
-            (3, 11): [Spent(1622, 55), Spent(735, 30)],
-            (3, 13): [Spent(1419, 53), Spent(646, 29)],
+            (3, 11): [Spent(1454, 48), Spent(665, 26)],
+            (3, 13): [Spent(1171, 45), Spent(582, 25)],
         },
     ),
     "memory, first seen": (
@@ -135,8 +135,8 @@ PATHS: dict[str, tuple[Callable[[], tuple[Call, Call]], dict[tuple[int, int], li
     "memory, claim and complete": (
         claimed,
         {
-            (3, 11): [Spent(519, 15), Spent(166, 5)],
-            (3, 13): [Spent(441, 15), Spent(140, 5)],
+            (3, 11): [Spent(495, 13), Spent(150, 4)],
+            (3, 13): [Spent(422, 13), Spent(129, 4)],
         },
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,24 @@ class Handler:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no eager tasks")
+async def test_a_handler_that_never_waits_takes_no_turn_of_the_loop() -> None:
+    """It runs in a task of its own all the same, and what it sets is seen by its caller."""
+    seen: list[Any] = []
+
+    @IdempotencyStore(MemoryBackend()).wrap
+    async def create(params: Any, context: Any = None) -> dict[str, int]:
+        seen.append(asyncio.current_task())
+        VAR.set("handler")
+        return {"n": 1}
+
+    call = create(REQUEST, ALICE)
+    with pytest.raises(StopIteration) as ended:
+        call.send(None)
+    assert ended.value.value == {"n": 1}
+    assert (VAR.get(), seen[0] is asyncio.current_task()) == ("handler", False)
 
 
 async def test_a_cancelled_call_finishes_and_its_retry_replays(backend: Any) -> None:

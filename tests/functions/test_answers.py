@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import json
 import sys
 import uuid
 import zoneinfo
@@ -27,6 +28,7 @@ from oncekey import (
     UnsupportedAnswerError,
 )
 from oncekey._core.codec import Codec, decode_json
+from oncekey._jcs.fast import FAST, attempt_exact
 from oncekey.encryption import Keyring, encrypted
 
 Places = tuple[Callable[..., Any], Callable[..., Any]]
@@ -338,3 +340,37 @@ def test_an_answer_whose_type_has_changed_says_so() -> None:
     for raw in (b"v{", b"z1", b"j\xff"):
         with pytest.raises(StoreCorruptError):
             Codec().decode(raw)
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(alphabet=st.characters(), max_size=9)
+        | st.binary(max_size=3)
+        | st.text(max_size=3).map(_Text)
+        | st.sampled_from([Level.LOW, Status.PAID, Word.YES, Decimal(1)]),
+        lambda inner: (
+            st.lists(inner)
+            | st.tuples(inner)
+            | st.dictionaries(st.text(max_size=4) | st.integers(), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_the_short_way_keeps_types_and_order(value: Any) -> None:
+    """What is written without a look at each part reads back as the very same, part by part."""
+    raw = attempt_exact(value) if FAST else None
+    if raw is not None:
+        assert repr(json.loads(raw)) == repr(value)
+    try:
+        stored = Codec().encode(value)
+    except UnsupportedAnswerError:
+        return
+    assert Codec().decode(stored) == value

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.http.conftest import Make
 from tests.http.doors import Calls
 
-from oncekey.canonical import canonicalize_json
+from oncekey.canonical import FAST, canonicalize_json
 from oncekey.http import fingerprint as module
 from oncekey.http.fingerprint import Fingerprint, fingerprint
 from oncekey.http.problems import Refusal
@@ -310,3 +310,21 @@ def test_a_function_that_can_not_read_a_body_is_a_400(make: Make) -> None:
     door = make(Calls(), fingerprint=lambda body, kind: canonicalize_json(body))
     broken, whole = door.post(body=b"{"), door.post(body=b"{}")
     assert (broken.status, broken.problem, whole.status) == (400, "body-malformed", 201)
+
+
+@pytest.mark.skipif(not FAST, reason="about the short way, which needs orjson")
+@given(
+    body=st.one_of(
+        st.binary(max_size=60),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=4), inner),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
+def test_the_short_way_gives_the_same_fingerprint(body: bytes) -> None:
+    """Whatever ``json_mark`` does not leave to ``fingerprint`` it marks alike."""
+    found = module.json_mark(module.json_head("POST", b"/pay?a=b"), body)
+    if found is not None:
+        assert found == mark(body, target=b"/pay?a=b")

@@ -31,6 +31,7 @@ from oncekey.stores import (
     _batching,
     _memory_table,
     _waiters,
+    memory,
 )
 from oncekey.stores._batching import Job, ThreadBatch
 from oncekey.stores.postgres import PostgresStore, connections
@@ -148,7 +149,7 @@ def test_a_memory_store_may_be_interrupted_anywhere(clock: ManualClock) -> None:
     """The same on a memory store."""
     with MemoryStore(clock=clock) as store:
         work = shapes(Once(store, scope="x"))["call"]
-        for number, interrupt in enumerate(every_point(*SHARED, _memory_table)):
+        for number, interrupt in enumerate(every_point(*SHARED, _memory_table, memory)):
             if interrupted(interrupt, lambda name=str(number): work(name)):
                 usable(store, clock, str(number), interrupt.where)
 

@@ -93,8 +93,8 @@ def test_records_survive_packing() -> None:
         memory.State.RELEASED, b"o" * 16, 2**62, b"f" * 64, 0, -5, 2**61, 2**32 - 1, None
     )
     for one in (record, record._replace(answer=b""), record._replace(answer=b"\0x", owner=b"")):
-        assert memory._unpack(memory._pack(one)) == one
-        assert memory._purge_at(memory._pack(one)) == 2**61
+        assert memory.unpack(memory.pack(one)) == one
+        assert memory._purge_at(memory.pack(one)) == 2**61
 
 
 def test_stores_of_one_name_share_their_records() -> None:

@@ -286,8 +286,13 @@ class Callers:
         Raises:
             InvalidKeyError: It has one who can't be named.
         """
-        who = getattr(context, "caller_identity", None), getattr(context, "tenant_id", None)
-        if type(who[0]) is not str or type(who[1]) not in _TEXTS or isinstance(context, Mapping):
+        if type(context) is dict:
+            who = context.get("caller_identity"), context.get("tenant_id")
+        elif isinstance(context, Mapping):
+            return self._made_out(context)
+        else:
+            who = getattr(context, "caller_identity", None), getattr(context, "tenant_id", None)
+        if type(who[0]) is not str or type(who[1]) not in _TEXTS:
             return self._made_out(context)
         found = self._known.get(who)
         if found is None:

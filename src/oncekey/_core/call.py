@@ -11,8 +11,9 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, Self, TypeVar
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from oncekey._core.codec import DONE, Codec, omitted
 from oncekey._core.drive import Flow, Op, arun, is_async, run
@@ -69,6 +70,7 @@ logger = logging.getLogger("oncekey")
 T = TypeVar("T")
 
 _WON, _REPLAY = Verdict.WON, Verdict.REPLAY
+_NO_NAMES: Final[Mapping[str, Any]] = {}
 _new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every call
 
 
@@ -187,26 +189,43 @@ def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[None]:
         )
 
 
+# Straight to a store that answers at once: no reply can come late, and nobody can come between.
+# Whatever is not decided by the first look is the flow's, which asks again as the same owner.
+
+
+def _decided(
+    reply: ClaimReply, job: Job, owner: bytes, now: float, store: Store | AsyncStore
+) -> Claim | ClaimReply | None:
+    if reply.verdict is _REPLAY:
+        return reply
+    if reply.verdict is _WON:
+        return won(job.key, owner, reply, job.plan, job.operation, now, store)
+    return None
+
+
+def _acquiring(store: Store | AsyncStore, job: Job, owner: bytes) -> Flow[Claim | ClaimReply]:
+    key, mark, plan, operation = job.key, job.fingerprint, job.plan, job.operation
+    return acquire(key, mark, plan, operation, store.poll_seconds, owner, store)
+
+
 # Sync
 
 
 def open_claim(store: Store, job: Job) -> Claim | ClaimReply:
     """Acquire. An interrupt while the claim is under way gives it back."""
-    job.codec.check()
+    codec = job.codec
+    if not codec.checked:
+        codec.check()
     owner = new_owner()
-    key, mark, plan, operation = job.key, job.fingerprint, job.plan, job.operation
     try:
         if store.never_waits and not events._listeners:
-            # Straight to the store: no reply can come late, and nobody can come between. Whatever
-            # is not decided by the first look is the flow's, which asks again as the same owner.
-            now = plan.monotonic()
-            reply = store.claim(key, owner, mark, plan.claiming or plan.terms)
-            if reply.verdict is _REPLAY:
-                return reply
-            if reply.verdict is _WON:
-                return won(key, owner, reply, plan, operation, now, store)
-        poll = store.poll_seconds
-        return run(acquire(key, mark, plan, operation, poll, owner, store), store)
+            plan = job.plan
+            now, terms = plan.monotonic(), plan.claiming or plan.terms
+            reply = store.claim(job.key, owner, job.fingerprint, terms)
+            found = _decided(reply, job, owner, now, store)
+            if found is not None:
+                return found
+        return run(_acquiring(store, job, owner), store)
     except OncekeyError:
         raise
     except BaseException:  # also what a task's time limit raises, which is an Exception
@@ -221,7 +240,6 @@ def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
     if events._timers:
         ended(claim)
     if store.never_waits and not events._listeners and job.keeps(value):
-        # Straight to the store. If that is not all, the flow asks again, which is safe.
         answer = _encode(job, value)
         if store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
             claim.settled = True
@@ -237,7 +255,13 @@ def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> None:
     run(_give_up(job, claim, error), store)
 
 
-def call(store: Store, job: Job, handler: Callable[[], Any]) -> Result:
+def call(
+    store: Store,
+    job: Job,
+    handler: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = _NO_NAMES,
+) -> Result:
     """Run ``handler`` if nobody else did, else give its stored answer back.
 
     Raises:
@@ -251,7 +275,7 @@ def call(store: Store, job: Job, handler: Callable[[], Any]) -> Result:
         token = CURRENT.set(claim)
         try:
             with Beat(store, claim, job.plan):
-                value = handler()
+                value = handler(*args, **kwargs)
         finally:
             CURRENT.reset(token)
     except BaseException as error:
@@ -300,19 +324,19 @@ async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
 
 async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
     """Acquire. A cancellation while the claim is under way gives it back, in the background."""
-    job.codec.check()
+    codec = job.codec
+    if not codec.checked:
+        codec.check()
     owner = new_owner()
-    key, mark, plan, operation = job.key, job.fingerprint, job.plan, job.operation
-    if store.never_waits and not events._listeners:  # see open_claim
-        now = plan.monotonic()
-        reply = await store.claim(key, owner, mark, plan.claiming or plan.terms)
-        if reply.verdict is _REPLAY:
-            return reply
-        if reply.verdict is _WON:
-            return won(key, owner, reply, plan, operation, now, store)
-    flow = acquire(key, mark, plan, operation, store.poll_seconds, owner, store)
+    if store.never_waits and not events._listeners:
+        plan = job.plan
+        now, terms = plan.monotonic(), plan.claiming or plan.terms
+        reply = await store.claim(job.key, owner, job.fingerprint, terms)
+        found = _decided(reply, job, owner, now, store)
+        if found is not None:
+            return found
     try:
-        return await arun(flow, store)
+        return await arun(_acquiring(store, job, owner), store)
     except (Exception, GeneratorExit):
         raise
     except BaseException:
@@ -322,8 +346,8 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
 
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
-    if store.never_waits:  # then nothing can happen to it meanwhile
-        if not events._listeners and job.keeps(value):  # see record
+    if store.never_waits:  # then nothing can happen to this task meanwhile
+        if not events._listeners and job.keeps(value):
             answer = _encode(job, value)
             if await store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
                 claim.settled = True
@@ -337,7 +361,13 @@ async def agive_up(store: AsyncStore, job: Job, claim: Claim, error: BaseExcepti
     await _uncancelled(arun(_give_up(job, claim, error), store))
 
 
-async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any]]) -> Result:
+async def acall(
+    store: AsyncStore,
+    job: Job,
+    handler: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = _NO_NAMES,
+) -> Result:
     """Run ``handler`` if nobody else did, else give its stored answer back.
 
     A handler whose claim is lost is cancelled.
@@ -351,18 +381,23 @@ async def acall(store: AsyncStore, job: Job, handler: Callable[[], Awaitable[Any
     if type(claim) is not Claim:
         return _new(Result, (job.replay(claim), True))  # type: ignore[arg-type]
     if job.finishing is None:
-        return await _arun(store, job, claim, handler)
-    work = functools.partial(_arun, store, job, claim, handler)
+        return await _arun(store, job, claim, handler, args, kwargs)
+    work = _arun(store, job, claim, handler, args, kwargs)
     return await _outliving(work, job, claim, job.finishing)
 
 
 async def _arun(
-    store: AsyncStore, job: Job, claim: Claim, handler: Callable[[], Awaitable[Any]]
+    store: AsyncStore,
+    job: Job,
+    claim: Claim,
+    handler: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Result:
     """Run the handler of a claim that was won, and record the outcome."""
     try:
         with guarded(store, job, claim):
-            value = await handler()
+            value = await handler(*args, **kwargs)
     except GeneratorExit:
         raise  # thrown away with its loop: nothing can be awaited, the lease frees the key
     except BaseException as error:
@@ -375,7 +410,10 @@ FINISH_SECONDS = 3600.0  # how long a handler may go on without its caller, if n
 
 
 async def _outliving(
-    work: Callable[[], Awaitable[T]], job: Job, claim: Claim, kept: set[asyncio.Task[Any]]
+    work: Coroutine[Any, Any, T],
+    job: Job,
+    claim: Claim,
+    kept: set[asyncio.Task[Any]],
 ) -> T:
     """Wait for ``work`` in a task of its own, which goes on if this one is cancelled.
 
@@ -383,38 +421,58 @@ async def _outliving(
     the lease decides when another may run.
     """
     loop = asyncio.get_running_loop()
-    contexts: list[contextvars.Context] = []  # once it has ended: with what it has set
+    context = contextvars.copy_context()
+    task = _begun(loop, work, context)
+    if not task.done():
+        kept.add(task)
+        over: asyncio.Future[None] = loop.create_future()  # cancelled in the place of the task
 
-    async def alone() -> T:
+        def done(task: asyncio.Task[T]) -> None:
+            kept.discard(task)
+            if not over.done():
+                over.set_result(None)
+
+        task.add_done_callback(done)
         try:
-            return await work()
-        finally:
-            contexts.append(contextvars.copy_context())
-
-    task = loop.create_task(alone())
-    kept.add(task)
-    over: asyncio.Future[None] = loop.create_future()  # cancelled in the place of the task
-
-    def done(task: asyncio.Task[T]) -> None:
-        kept.discard(task)
-        if not over.done():
-            over.set_result(None)
-
-    task.add_done_callback(done)
-    try:
-        await over
-    except asyncio.CancelledError:
-        plan = job.plan
-        longest = FINISH_SECONDS if plan.max_run is None else plan.max_run
-        left = claim.started + longest - plan.monotonic()
-        bound = loop.call_later(max(0.0, left), task.cancel)
-        task.add_done_callback(functools.partial(_finished_alone, job, bound))
-        raise
-    for context in contexts:  # what the handler has set is seen as if it ran here
-        for name, value in context.items():
-            if name.get(None) is not value:
-                name.set(value)
+            await over
+        except asyncio.CancelledError:
+            plan = job.plan
+            longest = FINISH_SECONDS if plan.max_run is None else plan.max_run
+            left = claim.started + longest - plan.monotonic()
+            bound = loop.call_later(max(0.0, left), task.cancel)
+            task.add_done_callback(functools.partial(_finished_alone, job, bound))
+            raise
+    for name, value in context.items():  # what the handler has set is seen as if it ran here
+        if name.get(None) is not value:
+            name.set(value)
     return task.result()
+
+
+def _begun(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: contextvars.Context
+) -> asyncio.Task[T]:
+    """A task that has gone as far as it can without waiting, where Python has such tasks."""
+    if not _makes_plain_tasks(loop):  # and need not know of contexts
+        return loop.create_task(_telling(work, context))
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    return loop.create_task(work, context=context)
+
+
+def _makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return loop.get_task_factory() is None
+    except NotImplementedError:
+        return False
+
+
+async def _telling(work: Coroutine[Any, Any, T], context: contextvars.Context) -> T:
+    """Do ``work``, and tell ``context`` what it has set."""
+    try:
+        return await work
+    finally:
+        for name, value in contextvars.copy_context().items():
+            context.run(name.set, value)
 
 
 def _finished_alone(job: Job, bound: asyncio.TimerHandle, task: asyncio.Task[Any]) -> None:

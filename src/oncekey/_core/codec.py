@@ -36,6 +36,7 @@ from oncekey._core.values import (
     reachable,
     validate,
 )
+from oncekey._jcs.fast import FAST, attempt_exact
 from oncekey.errors import (
     AnswerOmittedError,
     StoreConfigError,
@@ -64,7 +65,7 @@ DONE: Final = b"j"
 
 _SCALARS: Final = (str, int, float, bool, type(None))
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_read_json = json.JSONDecoder().raw_decode
+_scan_json: Any = vars(json.JSONDecoder())["scan_once"]  # json.loads without its guesses
 
 
 def encode_json(value: object) -> bytes:
@@ -117,7 +118,10 @@ def decode_json(raw: bytes) -> Any:
 def _loaded(raw: bytes) -> Any:
     """The JSON behind a tag, as it is written here: ``json.loads`` without guesses."""
     text = raw.decode("utf-8", "surrogatepass")
-    value, end = _read_json(text, 1)
+    try:
+        value, end = _scan_json(text, 1)
+    except StopIteration:
+        raise ValueError("there is none") from None
     if end != len(text):
         raise ValueError("there is more behind it")
     return value
@@ -165,7 +169,13 @@ def omitted(answer: bytes | None, why: str = "") -> bytes:
 
 
 class Codec:
-    """Encodes and decodes the answers of one function, by its return annotation if it has one."""
+    """Encodes and decodes the answers of one function, by its return annotation if it has one.
+
+    Attributes:
+        checked: ``check`` has nothing more to say.
+    """
+
+    checked = False
 
     def __init__(self, annotation: object = Any) -> None:
         self._annotation = annotation
@@ -192,7 +202,8 @@ class Codec:
             if annotation is Any and isinstance(self._annotation, _Deferred):
                 self._roots += self._annotation.named()
             self._types = reachable(self._roots) if problem is None else {}
-            self._problem = problem  # last: another thread may be looking
+            self._problem = problem
+            self.checked = problem is None  # last: another thread may be looking
         if self._problem:
             raise UnsupportedAnswerError(f"{self._problem}; {HINT}")
 
@@ -202,9 +213,12 @@ class Codec:
         Raises:
             UnsupportedAnswerError: The value can't be stored and given back as it was.
         """
-        kind = type(value).__name__
-        if self._problem is True:
+        if not self.checked:
             self.check()
+        raw = attempt_exact(value) if FAST else None
+        if raw is not None:
+            return DONE + raw
+        kind = type(value).__name__
         try:
             if is_json(value):
                 return DONE + _bytes(value)
@@ -241,7 +255,7 @@ class Codec:
         value = _parsed(raw)
         if tag in (DONE, b"e", b""):
             return value
-        if self._problem is True:
+        if not self.checked:
             self.check()
         try:
             if tag == b"v":

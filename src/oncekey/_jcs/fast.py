@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 import importlib
+import json
 import marshal
 import re
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from oncekey._jcs.parser import encode
 from oncekey._jcs.writer import MAX_INT, order_is_doubtful, write_json
@@ -22,6 +23,7 @@ _PLUS, _MINUS, _BACKSLASH = b"+-\\"
 _dumps: Any = None
 _loads: Any = None
 _options = 0
+_exact = 0
 
 # For speed, patterns start with the rarest literal byte, which the regex engine can skip to, and
 # `_PLUS in text` (an int: one memchr, ten times faster than b"+" in text) asks first.
@@ -34,6 +36,7 @@ _ANY_PLUS_EXPONENT = re.compile(rb"\+(?<=e\+)\d+[,\]}]").search
 _LONG_DIGITS = re.compile(rb"\d{19}").search
 _ESCAPED_COLON = re.compile(rb"\\(?=u003[aA])").search
 # A marshalled double whose exponent bits are all ones, or bytes that look like one.
+_TUPLE = re.compile(rb"[()\xa8\xa9]").search  # how marshal begins one, with or without its flag
 _NOT_FINITE_7F = re.compile(rb"\x7f(?<=[g\xe7].{6}[\xf0-\xff].)", re.DOTALL).search
 _NOT_FINITE_FF = re.compile(rb"\xff(?<=[g\xe7].{6}[\xf0-\xff].)", re.DOTALL).search
 
@@ -46,14 +49,34 @@ def attempt(value: object) -> bytes | None:
     try:
         text: bytes = _dumps(value, None, _options)
         # marshal takes exact builtin types only, so no UUID, Enum or Fragment got through.
-        image = marshal.dumps(cast("Any", value))
+        image = marshal.dumps(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    if text.find(b"null") >= 0 and (
-        (0x7F in image and _NOT_FINITE_7F(image)) or (0xFF in image and _NOT_FINITE_FF(image))
-    ):
+    if text.find(b"null") >= 0 and _may_hold_nan(image):
         return None
     return _repair(text)
+
+
+def attempt_exact(value: object) -> bytes | None:
+    """Write a value in its own order, or return None unless reading gives the very same back.
+
+    That is: the same types all through, no NaN that would be null, no tuple that would be a list.
+    """
+    try:
+        text: bytes = _dumps(value, None, _exact)
+        image = marshal.dumps(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    # Whatever looks like a tuple's mark need not be one, but then it is somebody else's to see.
+    if _TUPLE(image) or (text.find(b"null") >= 0 and _may_hold_nan(image)):
+        return None
+    return text
+
+
+def _may_hold_nan(image: bytes) -> bool:
+    return bool(
+        (0x7F in image and _NOT_FINITE_7F(image)) or (0xFF in image and _NOT_FINITE_FF(image))
+    )
 
 
 def attempt_json(raw: bytes | str) -> bytes | None:
@@ -103,9 +126,9 @@ def _repair(text: bytes) -> bytes | None:
         return None
     if not text.isascii() and order_is_doubtful(text):
         return None
-    parts = _INTEGRAL(text)
-    if len(parts) == 1:
+    if text.find(b".0") < 0:
         return text
+    parts = _INTEGRAL(text)
     last = parts.pop()
     in_string = False
     for i, part in enumerate(parts):
@@ -150,22 +173,28 @@ def _self_test() -> bool:
         all(attempt(value) in (None, write_json(value)) for value in values)
         and all(attempt(value) is None for value in refused)
         and all(attempt_json(raw) is None and not attempt_parse(raw)[0] for raw in unread)
+        and all(_comes_back(value) for value in values)
+        and all(attempt_exact(value) is None for value in [*refused[:5], *refused[7:], [()], ()])
         and attempt({"b": [1.5, "\u00e9"], "a": -2.0}) == '{"a":-2,"b":[1.5,"\u00e9"]}'.encode()
     )
 
 
+def _comes_back(value: object) -> bool:
+    text = attempt_exact(value)
+    return text is None or repr(json.loads(text)) == repr(value)
+
+
 def _enable() -> bool:
-    global _dumps, _loads, _options
+    global _dumps, _loads, _options, _exact
     try:
         orjson: Any = importlib.import_module("orjson")
         _dumps, _loads = orjson.dumps, orjson.loads
-        _options = (
-            orjson.OPT_SORT_KEYS
-            | orjson.OPT_STRICT_INTEGER
-            | orjson.OPT_PASSTHROUGH_SUBCLASS
+        _exact = (
+            orjson.OPT_PASSTHROUGH_SUBCLASS
             | orjson.OPT_PASSTHROUGH_DATETIME
             | orjson.OPT_PASSTHROUGH_DATACLASS
         )
+        _options = _exact | orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
         return _self_test()
     except (ImportError, AttributeError):
         return False

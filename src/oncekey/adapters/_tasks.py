@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from oncekey._core.binding import KeySource
-from oncekey._core.transact import check_transactional
 from oncekey.errors import (
     IdempotencyInFlightError,
     IdempotencyRecursionError,
@@ -46,11 +45,9 @@ def guarded_task(
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
     _check(key, in_flight, retry_seconds)
-    if transactional:
-        check_transactional(once.store)
+    run = once.runner(transactional, on)
     # A worker that waits for another does nothing else meanwhile.
     options = {"wait": 0, **options}
-    run: Any = once._run
 
     def give(error: IdempotencyInFlightError, work: _Work) -> NoReturn:
         if work.begun or isinstance(error, IdempotencyRecursionError):
@@ -66,17 +63,17 @@ def guarded_task(
 
         @functools.wraps(function)
         async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-            work = _Work(function, args, kwargs)
+            work = _Work(function)
             try:
-                return (await run(binding.job(args, kwargs), work, transactional, on)).value
+                return (await run(binding.job(args, kwargs), work, args, kwargs)).value
             except IdempotencyInFlightError as error:
                 give(error, work)
 
         @functools.wraps(function)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
-            work = _Work(function, args, kwargs)
+            work = _Work(function)
             try:
-                return run(binding.job(args, kwargs), work, transactional, on).value
+                return run(binding.job(args, kwargs), work, args, kwargs).value
             except IdempotencyInFlightError as error:
                 give(error, work)
 
@@ -95,14 +92,12 @@ def _check(key: KeySource, in_flight: InFlight, retry_seconds: float) -> None:
 
 
 class _Work:
-    """A call to be made, that knows whether it was."""
+    """A function to be called, that knows whether it was."""
 
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._call = functools.partial(function, *args, **kwargs)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         self.begun = False
 
-    def __call__(self) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.begun = True
-        return self._call()
+        return self._function(*args, **kwargs)

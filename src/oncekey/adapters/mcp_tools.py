@@ -31,7 +31,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from oncekey._core.call import Job
-from oncekey._core.transact import check_transactional, in_transaction
+from oncekey._core.transact import in_transaction
 from oncekey.adapters._threads import in_thread
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
@@ -102,11 +102,9 @@ def once_tool(
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
     # Long: most of it says what the options do.
-    if transactional:
-        check_transactional(once.store)
+    run = once.runner(transactional, on)
     if check_on_cancel(on_cancel) == "release":
         options["retry_safe"] = True
-    run: Any = once._run
     alone: set[asyncio.Task[Any]] = set()  # tools that go on without their client
 
     def decorate(function: F) -> Any:
@@ -140,8 +138,7 @@ def once_tool(
             )
 
         def outcome(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            work = functools.partial(function, *args, **kwargs)
-            return run(job(args, kwargs), work, transactional, on)
+            return run(job(args, kwargs), function, args, kwargs)
 
         @functools.wraps(function)
         async def tool(*args: Any, **kwargs: Any) -> Any:

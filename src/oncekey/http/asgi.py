@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from oncekey._core.call import agive_up, aopen_claim, arecord, guarded
+from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded
 from oncekey._core.drive import arun
 from oncekey.abc import AsyncStore
 from oncekey.errors import ClaimLostError, OncekeyError, StoreError
@@ -18,10 +18,10 @@ from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
 from oncekey.http.entry import aidentify, aready
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
+from oncekey.http.fingerprint import json_mark
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
-from oncekey.models import Scope
 from oncekey.policy import milliseconds
 
 __all__ = [
@@ -91,14 +91,9 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or scope["method"] not in rules.methods or MARK in scope:
             await self.pass_on(scope, receive, send)
             return
-        facts = asgi_facts(scope, rules.header_name, scope)
-        exchange: _Exchange | None = None
-        instead: Answer | None = None
+        exchange = _Exchange(self, scope, receive, send)
         try:
-            key = rules.key(facts)
-            if key is not None:
-                exchange = _Exchange(self, key, facts, receive, send)
-                instead = await self.enter(exchange)
+            instead = await self.enter(exchange)
         except Refusal as no:
             await send_answer(send, rules.refusal(no))
             return
@@ -108,7 +103,7 @@ class IdempotencyMiddleware:
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
-        if exchange is None:
+        if exchange.unguarded:
             await self.pass_on(scope, receive, send)
         elif instead is None:
             child = {**scope, MARK: True}
@@ -131,12 +126,22 @@ class IdempotencyMiddleware:
             Refusal: It can't be had. Who is nobody is refused before a body is read.
             ClientGoneError: The body does not come.
         """
-        rules, facts = self.rules, exchange.facts
-        owner = rules.callers.at_hand(facts) or await aidentify(rules, self.store, facts)
-        # The declared length was looked at by now.
+        rules, mark = self.rules, None
+        # The declared length is looked at before the body is.
         most, seconds = rules.settings.max_body_bytes, rules.body_seconds
-        exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
-        return await exchange.open(owner)
+        at_sight = rules.at_sight(exchange.source)
+        if at_sight is not None:
+            key, head = at_sight
+            exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
+            mark = json_mark(head, exchange.body)
+            if mark is not None:
+                return await exchange.open(rules.made(key, mark, exchange.source["method"]))
+        if not exchange.look():
+            return None
+        owner = await aidentify(rules, self.store, exchange.facts)
+        if at_sight is None:
+            exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
+        return await exchange.open(rules.job(exchange.key, owner, exchange.facts, exchange.body))
 
     async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
         """Run the application, as the one that holds the key."""
@@ -177,8 +182,18 @@ class IdempotencyMiddleware:
 
 
 class _Exchange(Exchange):
-    """One guarded request: gives the body to the application, and keeps what it answers."""
+    """One guarded request: gives the body to the application, and keeps what it answers.
 
+    Attributes:
+        key: The name of its key, and
+        facts: what else is known, once it was looked at.
+        unguarded: It has no key, or none that counts here.
+    """
+
+    key: str
+    facts: Facts
+    unguarded = False
+    body = b""
     beat: guarded | None = None
     given = False
     start: Message | None = None
@@ -188,42 +203,52 @@ class _Exchange(Exchange):
     def __init__(
         self,
         middleware: IdempotencyMiddleware,
-        key: str,
-        facts: Facts,
+        scope: ASGIScope,
         receive: Receive,
         send: Send,
     ) -> None:
         self.rules = middleware.rules
-        self.facts = facts
+        self.source = scope
         self.store = middleware.store
         self.grace = middleware.grace
-        self.key = key
-        self.body = b""
         self.real_receive = receive
         self.real_send = send
         self.parts = []
 
-    async def open(self, owner: Scope) -> Answer | None:
+    def look(self) -> bool:
+        """Find the key, and all else that is known. False: it is not guarded.
+
+        Raises:
+            Refusal: It can't be taken.
+        """
+        self.facts = asgi_facts(self.source, self.rules.header_name, self.source)
+        key = self.rules.key(self.facts)
+        if key is None:
+            self.unguarded = True
+            return False
+        self.key = key
+        return True
+
+    async def open(self, job: Job) -> Answer | None:
         """Claim the key; or what to answer instead.
 
         Raises:
             Refusal: It can't be had.
         """
-        self.job = job = self.rules.job(self.key, owner, self.facts, self.body)
+        self.job, rules = job, self.rules
         if self.given:
             self.body = b""
-        rules = self.rules
         if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
-            return rules.replay(at_hand, self.facts)
+            return rules.replay(at_hand, self.source)
         try:
             if rules.limits.wait(job) is not None:
                 await arun(rules.limits.check(job), self.store)
-            opened = rules.opened(job, await aopen_claim(self.store, job), self.facts)
+            opened = rules.opened(job, await aopen_claim(self.store, job), self.source)
         except OncekeyError as error:
             raise rules.failure(error) from None
-        if isinstance(opened, Answer):
+        if type(opened) is Answer:
             return opened
-        self.claim = opened
+        self.claim = opened  # type: ignore[assignment]
         return None
 
     def hold(self) -> None:
@@ -276,7 +301,7 @@ class _Exchange(Exchange):
         if kind == "http.response.start":
             self.start = message
             for name, value in message.get("headers", ()):
-                if name.lower() == b"content-type" and value.startswith(b"text/event-stream"):
+                if value.startswith(b"text/event-stream") and name.lower() == b"content-type":
                     self.drop()  # it has no end to wait for
                     await self.begin()
                     break
@@ -290,7 +315,7 @@ class _Exchange(Exchange):
                 await self.record(b"".join((*self.parts, part)) if self.parts else part)
             await self.begin(message)
         else:
-            await self.forward(message)
+            await self.begin(message, after=False)
 
     def drop(self) -> None:
         """See ``Exchange``. The application may hear now that its client is gone."""
@@ -298,22 +323,20 @@ class _Exchange(Exchange):
         if self.finished is not None:
             self.finished.set()
 
-    async def begin(self, *messages: Message) -> None:
-        """Pass messages on, after the status, which is held back until there is a body."""
-        start = self.start
-        if self.began_to_answer or start is None:
-            await self.forward(*messages)
-            return
-        self.began_to_answer = True
-        if self.instead is not None:
-            await send_answer(self.real_send, self.instead)
-            return
-        if self.rules.settings.expose_cors:
-            start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
-        await self.forward(start, *messages)
+    async def begin(self, *messages: Message, after: bool = True) -> None:
+        """Pass messages on, ``after`` the status, which is held back until there is a body.
 
-    async def forward(self, *messages: Message) -> None:
-        """Send; a client that is gone is no reason to stop, while its retry wants the answer."""
+        A client that is gone is no reason to stop, while its retry wants the answer.
+        """
+        start = self.start
+        if after and start is not None and not self.began_to_answer:
+            self.began_to_answer = True
+            if self.instead is not None:
+                await send_answer(self.real_send, self.instead)
+                return
+            if self.rules.settings.expose_cors:
+                start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
+            messages = (start, *messages)
         for message in messages:
             try:
                 await self.real_send(message)
@@ -332,8 +355,7 @@ class _Exchange(Exchange):
             self.beat.stop()  # a renewal after this would look like a lost claim
         self.recorded = True
         start: Message = self.start or {"status": 500}
-        answer = Answer(start["status"], start.get("headers", ()), body)
-        kept = self.rules.kept(self.job, answer)
+        kept = self.rules.kept(self.job, (start["status"], start.get("headers", ()), body))
         try:
             result = await arecord(self.store, self.job, claim, kept)
         except (ClaimLostError, StoreError) as error:
@@ -375,8 +397,9 @@ async def claim_now() -> Answer | None:
         return None
     _LATER.set(None)
     try:
-        owner = await aidentify(exchange.rules, exchange.store, exchange.facts)
-        instead = await exchange.open(owner)
+        facts, rules = exchange.facts, exchange.rules
+        owner = await aidentify(rules, exchange.store, facts)
+        instead = await exchange.open(rules.job(exchange.key, owner, facts, exchange.body))
     except Refusal as no:
         return exchange.rules.refusal(no)
     exchange.hold()
@@ -392,6 +415,8 @@ class LateMiddleware(IdempotencyMiddleware):
 
     async def enter(self, exchange: _Exchange) -> Answer | None:
         """Read the body: that is all for now."""
+        if not exchange.look():
+            return None
         most, seconds = self.rules.settings.max_body_bytes, self.rules.body_seconds
         exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
         return None
@@ -400,6 +425,7 @@ class LateMiddleware(IdempotencyMiddleware):
         """Run the application, as the one that will hold the key."""
         # What the framework's checks find out stands in the scope that they are given.
         exchange.facts = exchange.facts._replace(source=child)
+        exchange.source = child
         await self._with(exchange, super().run(exchange, child))
 
     @staticmethod

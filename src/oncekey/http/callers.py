@@ -47,16 +47,17 @@ class Callers:
         self._kept = StoreSecret()
         self._scopes: dict[str | bytes, Scope] = {}
 
-    def at_hand(self, facts: Facts) -> Scope | None:
+    def at_hand(self, authorization: bytes | None) -> Scope | None:
         """The scope of a caller that was here before, if nobody has to be asked for it."""
-        settings = self._settings
+        if not authorization or self._settings.scope is not None:
+            return None
         secret = self._secret
         if secret is None:
             kept = self._kept
-            secret = kept.known if time.monotonic() < kept.until else b""
-        if not secret or not facts.authorization or settings.scope is not None:
-            return None
-        return self._scopes.get(hashlib.sha256(secret + facts.authorization).digest())
+            if time.monotonic() >= kept.until:
+                return None
+            secret = kept.known
+        return self._scopes.get(hashlib.sha256(secret + authorization).digest())
 
     def scope(self, named: Any, facts: Facts) -> Flow[Scope]:
         """Whose keys these are: by the ``scope`` function's answer, or the credentials.

@@ -68,7 +68,7 @@ def identify(rules: Rules, store: Store, facts: Facts) -> Scope:
     Raises:
         Refusal: Nobody's that is known, or the store can't be asked.
     """
-    known = rules.callers.at_hand(facts)
+    known = rules.callers.at_hand(facts.authorization)
     if known is not None:
         return known
     scope = rules.settings.scope
@@ -81,7 +81,7 @@ def identify(rules: Rules, store: Store, facts: Facts) -> Scope:
 
 async def aidentify(rules: Rules, store: AsyncStore, facts: Facts) -> Scope:
     """See ``identify``. The scope function may be async."""
-    known = rules.callers.at_hand(facts)
+    known = rules.callers.at_hand(facts.authorization)
     if known is not None:
         return known
     scope = rules.settings.scope

@@ -7,12 +7,12 @@ middleware inside, background work that raises and a client that hangs up don't 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from oncekey._core.call import Job, Result
 from oncekey._core.flows import Claim
 from oncekey.errors import OncekeyError
 from oncekey.http.answer import Answer
-from oncekey.http.facts import Facts
 from oncekey.http.rules import Rules
 
 __all__ = ["Exchange"]
@@ -38,9 +38,9 @@ class Exchange:
     recorded = False
     instead: Answer | None = None
 
-    def __init__(self, rules: Rules, facts: Facts) -> None:
+    def __init__(self, rules: Rules, source: Any) -> None:
         self.rules = rules
-        self.facts = facts
+        self.source = source  # the framework's request
         self.parts = []
 
     def keep(self, part: bytes) -> None:
@@ -58,7 +58,7 @@ class Exchange:
     def settled(self, kept: Answer | None, result: Result) -> None:
         """The outcome is recorded: this one's, or another worker's."""
         if not (result.replayed and self.began_to_answer):
-            self.instead = self.rules.recorded(self.job, kept, result, self.facts)
+            self.instead = self.rules.recorded(self.job, kept, result, self.source)
 
     def unsettled(self, error: OncekeyError) -> None:
         """The outcome could not be recorded."""

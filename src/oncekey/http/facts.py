@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-__all__ = ["Facts", "asgi_facts", "facts_of", "wsgi_facts"]
+__all__ = ["Facts", "asgi_facts", "facts_of", "is_plain_path", "wsgi_facts"]
 
 # What a path may hold as it is (RFC 3986, 3.3).
 _SAFE: Final = "/:@!$&'()*+,;=-._~"
-_PLAIN: Final = re.compile(rb"/[A-Za-z0-9/:@!$&'()*+,;=._~-]*\Z").match
+is_plain_path: Final = re.compile(rb"/[A-Za-z0-9/:@!$&'()*+,;=._~-]*\Z").match
+"""Whether a path is the same with and without escapes."""
 
 
 class Facts(NamedTuple):
@@ -68,7 +69,7 @@ def asgi_facts(scope: Mapping[str, Any], header: bytes, source: Any) -> Facts:
         keys = [value for name, value in headers if name == header]
         fields = _joined(headers)
     path = scope.get("raw_path")
-    if path and _PLAIN(path) and not scope.get("root_path"):
+    if path and is_plain_path(path) and not scope.get("root_path"):
         query = scope.get("query_string")
         target = b"%b?%b" % (path, query) if query else path
     else:
@@ -185,7 +186,7 @@ def facts_of(
 
 def _target(path: bytes, query: bytes) -> bytes:
     """Path and query in the form that is compared, from the whole path without escapes."""
-    target = path if _PLAIN(path) else quote(path or b"/", _SAFE).encode()
+    target = path if is_plain_path(path) else quote(path or b"/", _SAFE).encode()
     return b"%b?%b" % (target, query) if query else target
 
 

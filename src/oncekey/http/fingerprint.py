@@ -24,7 +24,7 @@ from oncekey.canonical import FAST
 from oncekey.errors import CanonicalJSONError
 from oncekey.http.problems import Refusal
 
-__all__ = ["Fingerprint", "fingerprint", "form_digest"]
+__all__ = ["Fingerprint", "fingerprint", "form_digest", "json_head", "json_mark"]
 
 Fingerprint = Literal["auto", "raw"] | Callable[[bytes, str], str | bytes]
 """How bodies are compared: ``auto``, ``raw``, or a function of body and content type."""
@@ -58,11 +58,6 @@ def fingerprint(
         Refusal: The body can't be read.
     """
     head = b"%b %d:%b\n" % (method.encode(), len(target), target)
-    if how == "auto" and content_type == "application/json" and body and not encoding:
-        canonical = _canonical(body)  # as of nearly all
-        if canonical is not None:
-            return hashlib.sha256(b"%bjson\n%b" % (head, canonical)).hexdigest().encode()
-        how = "raw"
     digest = hashlib.sha256(head)
     if callable(how):
         try:
@@ -80,6 +75,24 @@ def fingerprint(
         else:
             _add_body(digest, content_type, plain)
     return digest.hexdigest().encode()
+
+
+def json_head(method: str, target: bytes) -> bytes:
+    """How the fingerprint of a request begins whose body is JSON. See ``json_mark``."""
+    return b"%b %d:%b\njson\n" % (method.encode(), len(target), target)
+
+
+def json_mark(head: bytes, body: bytes) -> bytes | None:
+    """The fingerprint of a request with a JSON body, of its head; ``None``: ask ``fingerprint``."""
+    if not body or len(body) > MAX_BYTES or _values(body) > MAX_VALUES:
+        return None
+    proved = attempt_json(body)
+    return None if proved is None else hashlib.sha256(head + proved).hexdigest().encode()
+
+
+def _values(body: bytes) -> int:
+    """At least as many as there are values: a comma or a bracket for each, in strings too."""
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def form_digest(
@@ -139,8 +152,7 @@ def _add_raw(digest: hashlib._Hash, body: bytes) -> None:
 
 def _canonical(body: bytes) -> bytes | None:
     """The canonical form of JSON; ``None``: it has none, or that would cost too much."""
-    # A comma or a bracket for each value, at least; those in strings count too.
-    if len(body) > MAX_BYTES or sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+    if len(body) > MAX_BYTES or _values(body) > MAX_VALUES:
         return None
     proved = attempt_json(body) if FAST else None
     if proved is not None:

@@ -94,7 +94,7 @@ class _Work:
         self.job = self.rules.job(key, owner, self.facts, body)
         local = self.rules.local
         found = None if local is None else local.get(self.job)
-        return None if found is None else self.rules.replay(found, self.facts)
+        return None if found is None else self.rules.replay(found, self.facts.source)
 
     def __call__(self) -> Answer | None:
         self.rules.limits.count(self.job, CURRENT.get())
@@ -120,7 +120,7 @@ class _Work:
 
     def given(self, result: Result) -> Any:
         """What to send: the view's own response, or an answer instead."""
-        instead = self.rules.recorded(self.job, self.kept, result, self.facts)
+        instead = self.rules.recorded(self.job, self.kept, result, self.facts.source)
         return self.response if instead is None else instead
 
     def failed(self, error: Exception) -> Answer:

@@ -11,12 +11,13 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from oncekey._core.call import Job, Result
 from oncekey._core.flows import Claim, Plan
+from oncekey.canonical import FAST
 from oncekey.errors import (
     AnswerOmittedError,
     BackendMismatchError,
@@ -31,8 +32,8 @@ from oncekey.http.answer import Answer, AnswerCodec, Fields
 from oncekey.http.body import declared_length
 from oncekey.http.callers import Callers, Limits, header_of
 from oncekey.http.coding import accepts, coding_of, plain
-from oncekey.http.facts import Facts
-from oncekey.http.fingerprint import fingerprint
+from oncekey.http.facts import Facts, is_plain_path
+from oncekey.http.fingerprint import fingerprint, json_head
 from oncekey.http.header import is_plain_key, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
@@ -49,6 +50,7 @@ EXPOSED: Final = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry
 # Whoever is not logged in can leave as many of them behind as it sends requests.
 UNSETTLED_MS: Final = 600_000
 UNAVAILABLE_RETRY: Final = 5  # seconds
+_new = tuple.__new__  # named tuples without their keyword machinery, for each request
 
 
 def settings_of(settings: Settings | None, options: dict[str, Any]) -> Settings:
@@ -78,6 +80,8 @@ class Rules:
         unsettled = replace(plan.terms, ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
         self._plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
+        # What is looked at by nobody else of the owner's.
+        self._plain = FAST and settings.fingerprint == "auto" and settings.applies is None
         self._digits = len(str(settings.max_body_bytes))
         self.body_seconds = settings.body_seconds
         self.callers = Callers(settings)
@@ -146,46 +150,82 @@ class Rules:
             self.check_length(len(body))
         method, kind = facts.method, facts.content_type
         mark = fingerprint(settings.fingerprint, method, facts.target, kind, facts.encoding, body)
-        strict = settings.raise_on_persist_error
-        return Job(Key(scope, name), mark, self._plan, self._codec, method, bool, strict)
+        return self.made(Key(scope, name), mark, method)
 
-    def opened(self, job: Job, claim: Claim | ClaimReply, facts: Facts) -> Claim | Answer:
-        """The right to run, or what to answer instead.
+    def made(self, key: Key, mark: bytes, method: str) -> Job:
+        """A job, of all that it is made of."""
+        strict = self.settings.raise_on_persist_error
+        return _new(Job, (key, mark, self._plan, self._codec, method, bool, strict, None))
+
+    def at_sight(self, scope: Mapping[str, Any]) -> tuple[Key, bytes] | None:
+        """The key of an ASGI request and how its fingerprint begins, where both are plain to see.
+
+        As of nearly every request: each header came once, the key needs no reading, its caller was
+        here before, and the body is JSON. ``None``: facts must be made, which decide the same.
+        """
+        headers, path = scope["headers"], scope.get("raw_path")
+        if not self._plain or type(headers) is not list:
+            return None
+        fields: dict[bytes, bytes] = dict(headers)
+        key, length = fields.get(self.header_name), fields.get(b"content-length", b"")
+        if (
+            len(fields) != len(headers)
+            or key is None
+            or not is_plain_key(key)
+            or len(length) >= self._digits
+            or fields.get(b"content-type") != b"application/json"
+            or b"content-encoding" in fields
+            or not path
+            or scope.get("root_path")
+            or not is_plain_path(path)
+        ):
+            return None
+        caller = self.callers.at_hand(fields.get(b"authorization"))
+        if caller is None:
+            return None
+        query = scope.get("query_string")
+        target = b"%b?%b" % (path, query) if query else path
+        return Key(caller, key.decode("ascii")), json_head(scope["method"], target)
+
+    def opened(self, job: Job, claim: Claim | ClaimReply, source: Any) -> Claim | Answer:
+        """The right to run, or what to answer instead to the framework's request.
 
         Raises:
             IdempotencyError: Neither: a conflict, or another worker has the key.
         """
-        if isinstance(claim, Claim):
+        if type(claim) is Claim:
             self.limits.count(job, claim)
             return claim
-        answer: Answer = job.replay(claim)
+        answer: Answer = job.replay(claim)  # type: ignore[arg-type]
         if self.local is not None:
             self.local.put(job, answer)
-        return self.replay(answer, facts)
+        return self.replay(answer, source)
 
     # After it
 
-    def kept(self, job: Job, answer: Answer) -> Answer | None:
+    def kept(self, job: Job, answer: Answer | tuple[int, Any, bytes | None]) -> Answer | None:
         """What of an answer is stored; ``None``: nothing, the key stays free for a retry."""
         settings, stored = self.settings, self._stored
         status, headers, body = answer
         if status not in self._done and not settings.stores(status):
             return None
-        fit = []
-        for name, value in headers:
-            low = name.lower()
+        fit = [
+            (low, value)
+            for name, value in headers
             # What holds a line end no server would send as one field.
-            if low in stored and b"\n" not in value and b"\r" not in value:
-                fit.append((low, value))
+            if (low := name.lower()) in stored and b"\n" not in value and b"\r" not in value
+        ]
+        if settings.honor_no_store:
+            for low, value in fit:
                 if low == b"cache-control" and b"no-store" in value.lower():
-                    body = None if settings.honor_no_store else body
+                    body = None
         if body is not None and len(body) > settings.max_answer_bytes:
             body = None
         if settings.redact is not None:
             status, fit, body = self._redacted(settings.redact, Answer(status, tuple(fit), body))
         if body and not self.limits.fits(job, len(body)):
             body = None
-        return Answer(status, tuple(fit), body)
+        return _new(Answer, (status, tuple(fit), body))
 
     def _redacted(
         self, redact: Callable[[Answer], Answer], answer: Answer
@@ -199,23 +239,21 @@ class Rules:
         fields = [(name, value) for name, value in headers if name in self._stored]
         return status, [one for one in fields if not re.search(rb"[\r\n]", one[1])], body
 
-    def recorded(
-        self, job: Job, kept: Answer | None, result: Result, facts: Facts
-    ) -> Answer | None:
+    def recorded(self, job: Job, kept: Answer | None, result: Result, source: Any) -> Answer | None:
         """What to answer instead, once the outcome is recorded; ``None``: what was kept."""
         answer: Answer | None = result.value if result.replayed else kept
         if answer is not None and self.local is not None:
             self.local.put(job, answer)
         # If it is a replay, another worker's outcome counts.
-        return self.replay(result.value, facts) if result.replayed else None
+        return self.replay(result.value, source) if result.replayed else None
 
-    def replay(self, answer: Answer, facts: Facts) -> Answer:
+    def replay(self, answer: Answer, source: Any) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
         status, headers, body = answer
         why = "was too large to keep, or was not to be kept"
         if body and b"content-encoding" in dict(headers):
             coding = coding_of(answer)
-            if coding and not accepts(header_of(facts.source, "accept-encoding"), coding):
+            if coding and not accepts(header_of(source, "accept-encoding"), coding):
                 why = (
                     f"is stored in {coding[:40]}, which Accept-Encoding of this request leaves out"
                 )
@@ -223,7 +261,9 @@ class Rules:
         if body is None:
             headers, body = self._gone(status, headers, why)
         headers = (*headers, REPLAYED)
-        return Answer(status, self.exposed(headers) if self.settings.expose_cors else headers, body)
+        if self.settings.expose_cors:
+            headers = self.exposed(headers)
+        return _new(Answer, (status, headers, body))
 
     def _gone(self, status: int, headers: Fields, why: str) -> tuple[Fields, bytes]:
         """What stands for a body that can't be replayed."""

@@ -101,16 +101,16 @@ class IdempotencyMiddleware:
         body = wsgi_body(facts.source, rules.settings.max_body_bytes, rules.body_seconds)
         job = rules.job(key, owner, facts, body)
         if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
-            return rules.replay(at_hand, facts)
+            return rules.replay(at_hand, facts.source)
         try:
             if rules.limits.wait(job) is not None:
                 run(rules.limits.check(job), self.store)
-            opened = rules.opened(job, open_claim(self.store, job), facts)
+            opened = rules.opened(job, open_claim(self.store, job), facts.source)
         except OncekeyError as error:
             raise rules.failure(error) from None
         if isinstance(opened, Answer):
             return opened
-        return _Exchange(rules, facts, self.store, job, opened, start_response), body
+        return _Exchange(rules, facts.source, self.store, job, opened, start_response), body
 
 
 class _Exchange(Exchange):
@@ -121,13 +121,13 @@ class _Exchange(Exchange):
     def __init__(
         self,
         rules: Rules,
-        facts: Facts,
+        source: Any,
         store: Store,
         job: Job,
         claim: Claim,
         start_response: StartResponse,
     ) -> None:
-        super().__init__(rules, facts)
+        super().__init__(rules, source)
         self._store = store
         self.job = job
         self.claim = claim  # pyright: ignore[reportIncompatibleVariableOverride]

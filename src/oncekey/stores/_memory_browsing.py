@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncekey.abc import AsyncBrowsable, Browsable
 from oncekey.models import Entry, Key, Page, Scope
 from oncekey.stores._browsing import bounded, wrong_cursor
-from oncekey.stores._memory_table import SHARDS, Table, _Slot, _unpack
+from oncekey.stores._memory_table import SHARDS, Slot, Table, unpack
 
 __all__ = ["AsyncBrowsing", "Browsing"]
 
@@ -21,12 +21,12 @@ def _scope(prefix: bytes) -> Scope:
     return Scope(*parts)
 
 
-def _entry(known: dict[str, Scope], name: str, slot: _Slot) -> Entry:
+def _entry(known: dict[str, Scope], name: str, slot: Slot) -> Entry:
     short, bar, rest = name.partition("|")
     scope = known.get(short + bar)
     if scope is None:  # a long one, by its full name: its parts may have bars in them
         scope, rest = _long_scope(name)
-    record = _unpack(slot)
+    record = unpack(slot)
     answer = record.answer
     size = None if answer is None else len(answer)
     return Entry(Key(scope, rest), record._replace(answer=None), size)

@@ -9,14 +9,13 @@ from typing import Final, cast
 
 from oncekey._core import transitions
 from oncekey._core.forks import Forking, watch_forks
-from oncekey._core.transitions import Event
 from oncekey.abc import Clock
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 from oncekey.stores._waiters import Waiters
 
-__all__ = ["Table"]
+__all__ = ["SHARDS", "Slot", "Table", "pack", "replay", "unpack"]
 
 SHARDS: Final = 1021  # a prime: the low bits of a hash are what each dict places its keys by
 SHORT_SCOPES: Final = 65_536
@@ -31,14 +30,13 @@ _unpack_head = _HEAD.unpack_from
 _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
-_RENEW: Final = Event.RENEW
 _COMPLETED: Final = State.COMPLETED
 _REPLAY: Final = Verdict.REPLAY
 
-_Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
+Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
 
 
-def _pack(record: Record) -> bytes:
+def pack(record: Record) -> bytes:
     answer = record.answer
     head = _HEAD.pack(
         record.fence,
@@ -53,7 +51,7 @@ def _pack(record: Record) -> bytes:
     return b"".join((head, record.owner, record.fingerprint, answer or b""))
 
 
-def _unpack(slot: _Slot) -> Record:
+def unpack(slot: Slot) -> Record:
     kind = type(slot)
     if kind is Record:
         return slot  # type: ignore[return-value]
@@ -71,7 +69,7 @@ def _unpack(slot: _Slot) -> Record:
     return tuple.__new__(Record, fields)
 
 
-def _replay(raw: bytes, fingerprint: bytes, terms: Terms, now: int) -> ClaimReply | None:
+def replay(raw: bytes, fingerprint: bytes, terms: Terms, now: int) -> ClaimReply | None:
     """What most copies get, straight from a packed record. ``None``: the tables decide."""
     fence, expires_at, _, attempts, state, owners, prints, answered = _unpack_head(raw)
     if state != _COMPLETED or now >= expires_at + terms.skew_ms:
@@ -84,7 +82,7 @@ def _replay(raw: bytes, fingerprint: bytes, terms: Terms, now: int) -> ClaimRepl
     return tuple.__new__(ClaimReply, fields)
 
 
-def _purge_at(slot: _Slot) -> int:
+def _purge_at(slot: Slot) -> int:
     kind = type(slot)
     if kind is int:
         return slot  # type: ignore[return-value]
@@ -106,7 +104,7 @@ class Table(Forking):
             raise PolicyError(f"max_entries must be at least 1, got {max_entries}")
         self.max_entries = max_entries
         self.closed = False
-        self.shards: list[dict[str, _Slot]] = [{} for _ in range(SHARDS)]
+        self.shards: list[dict[str, Slot]] = [{} for _ in range(SHARDS)]
         self.limits = [0] * SHARDS  # how far each dict may grow before somebody looks after it
         self.sweep_at = [64] * SHARDS  # how far it may grow before it is swept
         self.unreserved = max_entries  # room that no limit has taken yet
@@ -140,60 +138,6 @@ class Table(Forking):
         # Scopes past that number keep their full name: a scope never has two names, and the
         # table of short ones stays bounded.
         return prefix.decode() + "|"
-
-    def claim(
-        self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms, clock: Clock
-    ) -> ClaimReply:
-        name = self.name(key)
-        now_us = int(clock() * 1_000_000)
-        place = hash(name) % SHARDS
-        slots = self.shards[place]
-        while True:
-            slot = slots.get(name)
-            if type(slot) is bytes:
-                replay = _replay(slot, fingerprint, terms, now_us // 1000)
-                if replay is not None:
-                    return replay
-            elif slot is None:
-                if len(slots) >= self.limits[place]:
-                    self.make_room(place, now_us // 1000)
-                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-                if record is not None and slots.setdefault(name, record) is record:
-                    return reply
-            with self.lock:
-                slot = slots.get(name)
-                if slot is None:
-                    continue  # swept meanwhile: without the lock, it is anybody's again
-                found = _unpack(slot)
-                reply, record = transitions.claim(found, owner, fingerprint, terms, now_us)
-                if record is not None:
-                    slots[name] = record
-                return reply
-
-    def settle(
-        self,
-        key: Key,
-        event: Event,
-        owner: bytes,
-        fence: int | None,
-        terms: Terms,
-        clock: Clock,
-        answer: bytes | None = None,
-    ) -> bool:
-        name = self.name(key)
-        now = int(clock() * 1000)
-        slots = self.shards[hash(name) % SHARDS]
-        with self.lock:
-            slot = slots.get(name)
-            if slot is None:
-                return False
-            found = slot if type(slot) is Record else _unpack(slot)
-            held, record = transitions.settle(found, event, owner, fence, terms, now, answer)
-            if record is not None:
-                slots[name] = record if event is _RENEW else _pack(record)
-        if held and event is not _RENEW and self.waiters._waiting:
-            self.waiters.wake(name)
-        return held
 
     def marker(self, scope: Scope, terms: Terms, clock: Clock) -> Callable[[str], bool]:
         """First-seen for the keys of one scope, with all that does not change looked up once."""
@@ -232,19 +176,19 @@ class Table(Forking):
         return first_seen
 
     def mark_again(
-        self, slots: dict[str, _Slot], name: str, mark: int, terms: Terms, now: int
+        self, slots: dict[str, Slot], name: str, mark: int, terms: Terms, now: int
     ) -> bool:
         """First-seen where a record is there already: it may be past its time."""
         with self.lock:
             slot = slots.get(name)
             if slot is None:  # swept meanwhile: others may insert at this very moment
                 return slots.setdefault(name, mark) is mark
-            record = transitions.mark(_unpack(slot), terms, now * 1000)
+            record = transitions.mark(unpack(slot), terms, now * 1000)
             if record is None:
                 return False
             # A fence that is ahead of the clock must not be forgotten.
             bare = record.fence == transitions.mark_fence(mark)
-            slots[name] = mark if bare else _pack(record)
+            slots[name] = mark if bare else pack(record)
             return True
 
     def write(self, key: Key, record: Record, now: int) -> None:
@@ -254,17 +198,17 @@ class Table(Forking):
         if name not in slots and len(slots) >= self.limits[place]:
             self.make_room(place, now)
         with self.lock:
-            packed = _pack(record)
+            packed = pack(record)
             old = slots.setdefault(name, packed)
             if old is not packed:
-                fence = max(_unpack(old).fence + 1, record.fence)
-                slots[name] = _pack(record._replace(fence=fence))
+                fence = max(unpack(old).fence + 1, record.fence)
+                slots[name] = pack(record._replace(fence=fence))
         self.waiters.wake(name)
 
     def read(self, key: Key) -> Record | None:
         name = self.name(key)
         slot = self.shards[hash(name) % SHARDS].get(name)
-        return None if slot is None else _unpack(slot)
+        return None if slot is None else unpack(slot)
 
     def settled(self, key: Key) -> bool:
         """Whether there is nothing to wait for."""

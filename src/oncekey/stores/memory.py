@@ -12,17 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Self
 
+from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import AsyncSweepable, Clock, ClockInjectable, Markable, Store, Sweepable
 from oncekey.errors import StoreConfigError
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._memory_browsing import AsyncBrowsing, Browsing
-from oncekey.stores._memory_table import Table
+from oncekey.stores._memory_table import SHARDS, Table, pack, replay, unpack
 
 __all__ = ["AsyncMemoryStore", "MemoryBackend", "MemoryStore"]
 
 DEFAULT_MAX_ENTRIES: Final = 10_000_000
+
+_COMPLETE, _RENEW, _RELEASE = Event.COMPLETE, Event.RENEW, Event.RELEASE
+_NO_TERMS: Final = Terms(lease_ms=0, ttl_ms=0)
 
 _named: dict[str, Table] = {}
 _naming = threading.Lock()
@@ -61,20 +65,79 @@ class _OnTable(ClockInjectable):
         max_entries: int = DEFAULT_MAX_ENTRIES,
         clock: Clock = time.time,
     ) -> None:
-        self._table = _table(name, max_entries)
-        self._table.users += 1
+        table = _table(name, max_entries)
+        table.users += 1
+        self._see(table, clock)
         self._closed = False
+
+    def _see(self, table: Table, clock: Clock) -> None:
+        self._table = table
         self._clock = clock
         self.never_waits = type(self) in (MemoryStore, AsyncMemoryStore)  # a subclass may wait
 
     def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock."""
         view = object.__new__(type(self))
-        view._table = self._table
         view._closed = True  # not opened by it, so not closed by it
-        view._clock = clock
-        view.never_waits = self.never_waits
+        view._see(self._table, clock)
         return view
+
+    def _marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
+        return self._table.marker(scope, terms, self._clock)
+
+    def _claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
+        table = self._table
+        scope = table.scopes.get(key.scope.prefix)
+        name = table.name(key) if scope is None else scope + key.name
+        now_us = int(self._clock() * 1_000_000)
+        place = hash(name) % SHARDS
+        slots = table.shards[place]
+        while True:
+            slot = slots.get(name)
+            if type(slot) is bytes:
+                found = replay(slot, fingerprint, terms, now_us // 1000)
+                if found is not None:
+                    return found
+            elif slot is None:
+                if len(slots) >= table.limits[place]:
+                    table.make_room(place, now_us // 1000)
+                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
+                if record is not None and slots.setdefault(name, record) is record:
+                    return reply
+            with table.lock:
+                slot = slots.get(name)
+                if slot is None:
+                    continue  # swept meanwhile: without the lock, it is anybody's again
+                reply, record = transitions.claim(unpack(slot), owner, fingerprint, terms, now_us)
+                if record is not None:
+                    slots[name] = record
+                return reply
+
+    def _settle(
+        self,
+        event: Event,
+        key: Key,
+        owner: bytes,
+        fence: int | None,
+        terms: Terms,
+        answer: bytes | None = None,
+    ) -> bool:
+        table = self._table
+        scope = table.scopes.get(key.scope.prefix)
+        name = table.name(key) if scope is None else scope + key.name
+        now = int(self._clock() * 1000)
+        slots = table.shards[hash(name) % SHARDS]
+        with table.lock:
+            slot = slots.get(name)
+            if slot is None:
+                return False
+            found = slot if type(slot) is Record else unpack(slot)
+            held, record = transitions.settle(found, event, owner, fence, terms, now, answer)
+            if record is not None:
+                slots[name] = record if event is _RENEW else pack(record)
+        if held and event is not _RENEW and table.waiters._waiting:
+            table.waiters.wake(name)
+        return held
 
     def _written(self, fingerprint: bytes, answer: bytes, expires_at: int) -> tuple[Record, int]:
         now = int(self._clock() * 1000)
@@ -100,29 +163,24 @@ class MemoryStore(Browsing, _OnTable, Store, Sweepable, Markable):
         clock: Seconds since 1970; inject one in tests.
     """
 
-    def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
-        """See ``Store``."""
-        return self._table.claim(key, owner, fingerprint, terms, self._clock)
+    claim = _OnTable._claim
+    marker = _OnTable._marker
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
         """See ``Store``."""
-        return self._table.settle(key, Event.COMPLETE, owner, fence, terms, self._clock, answer)
+        return self._settle(_COMPLETE, key, owner, fence, terms, answer)
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``Store``."""
-        return self._table.settle(key, Event.RENEW, owner, fence, terms, self._clock)
+        return self._settle(_RENEW, key, owner, fence, terms)
 
     def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
         """See ``Store``."""
-        return self._table.settle(key, Event.RELEASE, owner, fence, _NO_TERMS, self._clock)
+        return self._settle(_RELEASE, key, owner, fence, _NO_TERMS)
 
     def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``Store``."""
-        return self._table.marker(key.scope, terms, self._clock)(key.name)
-
-    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
-        """See ``Markable``."""
-        return self._table.marker(scope, terms, self._clock)
+        return self.marker(key.scope, terms)(key.name)
 
     def read(self, key: Key) -> Record | None:
         """See ``Store``."""
@@ -154,9 +212,6 @@ class MemoryStore(Browsing, _OnTable, Store, Sweepable, Markable):
         self._close()
 
 
-_NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
-
-
 class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markable):
     """The asynchronous memory store; ``MemoryStore`` is its synchronous twin.
 
@@ -169,31 +224,29 @@ class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markabl
         clock: Seconds since 1970; inject one in tests.
     """
 
+    marker = _OnTable._marker
+
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
-        return self._table.claim(key, owner, fingerprint, terms, self._clock)
+        return self._claim(key, owner, fingerprint, terms)
 
     async def complete(
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
         """See ``AsyncStore``."""
-        return self._table.settle(key, Event.COMPLETE, owner, fence, terms, self._clock, answer)
+        return self._settle(_COMPLETE, key, owner, fence, terms, answer)
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``AsyncStore``."""
-        return self._table.settle(key, Event.RENEW, owner, fence, terms, self._clock)
+        return self._settle(_RENEW, key, owner, fence, terms)
 
     async def release(self, key: Key, owner: bytes, fence: int | None) -> bool:
         """See ``AsyncStore``."""
-        return self._table.settle(key, Event.RELEASE, owner, fence, _NO_TERMS, self._clock)
+        return self._settle(_RELEASE, key, owner, fence, _NO_TERMS)
 
     async def first_seen(self, key: Key, terms: Terms) -> bool:
         """See ``AsyncStore``."""
-        return self._table.marker(key.scope, terms, self._clock)(key.name)
-
-    def marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
-        """See ``Markable``."""
-        return self._table.marker(scope, terms, self._clock)
+        return self.marker(key.scope, terms)(key.name)
 
     async def read(self, key: Key) -> Record | None:
         """See ``AsyncStore``."""
