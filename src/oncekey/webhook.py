@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from oncekey._core.call import in_background
 from oncekey._core.deliveries import (
     Deliveries,
     Sender,
@@ -23,6 +22,7 @@ from oncekey._core.deliveries import (
     WebhookClaimStatus,
     WebhookDedupClaim,
 )
+from oncekey._core.tasks import in_background
 from oncekey._core.transact import AsyncTransaction, Transaction
 from oncekey.abc import IdempotencyBackend, Store
 from oncekey.canonical import sha256_hex

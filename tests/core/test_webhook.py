@@ -27,7 +27,7 @@ from oncekey import (
     WebhookDedupOwnershipError,
     WebhookDedupStore,
 )
-from oncekey._core import call
+from oncekey._core import tasks
 from oncekey.errors import StoreConfigError
 from oncekey.testing import ManualClock
 
@@ -295,7 +295,7 @@ async def test_a_cancelled_claim_is_given_back(tmp_path: pathlib.Path) -> None:
             task.cancel()
             await asyncio.wait([task])
             assert task.cancelled()
-        await asyncio.wait(call._background or {asyncio.create_task(asyncio.sleep(0))})
+        await asyncio.wait(tasks._background or {asyncio.create_task(asyncio.sleep(0))})
         claims = [await dedup.claim("s", f"e{number}", HASH) for number in range(20)]
         assert [claim.status for claim in claims] == ["claimed"] * 20
 

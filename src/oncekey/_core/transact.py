@@ -20,8 +20,6 @@ from oncekey._core import drive as driving
 from oncekey._core.call import (
     Job,
     Result,
-    _uncancelled,
-    in_background,
 )
 from oncekey._core.codec import Codec
 from oncekey._core.drive import Pause, adrive, drive
@@ -30,6 +28,7 @@ from oncekey._core.flows import (
     Plan,
 )
 from oncekey._core.in_hand import in_hand
+from oncekey._core.tasks import in_background, uncancelled
 from oncekey._core.transaction_flow import (
     Ask,
     Block,
@@ -150,7 +149,7 @@ class AsyncTransaction(Block):
     async def _do(self, step: Step) -> Any:
         """Make the call that a flow asks for, and await it."""
         if isinstance(step, Whole):
-            return await _uncancelled(adrive(step.flow, self._do))
+            return await uncancelled(adrive(step.flow, self._do))
         if isinstance(step, Ask):
             return await step.call(*step.args)
         if isinstance(step, Pause):
@@ -180,7 +179,7 @@ class AsyncTransaction(Block):
 
     async def _settle(self, error: BaseException | None) -> Result | None:
         """The outcome is decided whatever happens to this task meanwhile."""
-        return await _uncancelled(adrive(self._exit_flow(error), self._do))
+        return await uncancelled(adrive(self._exit_flow(error), self._do))
 
     async def __aenter__(self) -> Tx:
         return self._opened(await adrive(self._enter_flow(), self._do))
