@@ -357,9 +357,8 @@ class IdempotencyStore:
 
         # The result of a call, or something to await for it.
         guarded: Guarded = inside if how.transactional else functools.partial(plain, store)
-        if asynchron:
-            return like(handler)(self._asynchronous(request, how, target, guarded))
-        return like(handler)(self._synchronous(request, how, target, guarded))
+        form = self._asynchronous if asynchron else self._synchronous
+        return like(handler)(form(request, how, target, guarded))
 
     # The two forms of a call. All that they decide is decided in what they call.
 
@@ -452,9 +451,8 @@ class IdempotencyStore:
             mark = hashlib.sha256(mark.encode()).hexdigest()
         if rules.bind_operation:
             mark = hashlib.sha256(join_scope(operation, mark).encode()).hexdigest()
-        finishing = how.finishing
-        if finishing is not None and in_transaction():
-            finishing = None  # a transaction of the caller's ends with the caller
+        # A transaction of the caller's ends with the caller.
+        finishing = None if how.finishing is None or in_transaction() else how.finishing
         fields = (
             Key(whose.scope, name),
             mark.encode(),

@@ -100,36 +100,36 @@ PATHS: dict[str, tuple[Callable[[], tuple[Call, Call]], dict[tuple[int, int], li
     "wrap, a small answer": (
         lambda: wrapped(SMALL),
         {
-            (3, 11): [Spent(1615, 50), Spent(779, 24)],
-            (3, 13): [Spent(1420, 49), Spent(697, 24)],
+            (3, 11): [Spent(1623, 50), Spent(781, 24)],
+            (3, 13): [Spent(1430, 49), Spent(698, 24)],
         },
     ),
     "wrap, a usual answer": (
         lambda: wrapped(USUAL),
         {
-            (3, 11): [Spent(1615, 50), Spent(779, 24)],
-            (3, 13): [Spent(1420, 49), Spent(697, 24)],
+            (3, 11): [Spent(1623, 50), Spent(781, 24)],
+            (3, 13): [Spent(1430, 49), Spent(698, 24)],
         },
     ),
     "Once": (
         once,
         {
-            (3, 11): [Spent(1348, 42), Spent(625, 24)],
-            (3, 13): [Spent(1086, 40), Spent(544, 23)],
+            (3, 11): [Spent(1354, 42), Spent(625, 24)],
+            (3, 13): [Spent(1182, 41), Spent(544, 23)],
         },
     ),
     "AsyncOnce": (
         async_once,
         {
-            (3, 11): [Spent(1454, 48), Spent(665, 26)],
-            (3, 13): [Spent(1171, 45), Spent(582, 25)],
+            (3, 11): [Spent(1461, 48), Spent(665, 26)],
+            (3, 13): [Spent(1268, 46), Spent(582, 25)],
         },
     ),
     "memory, first seen": (
         first_seen,
         {
-            (3, 11): [Spent(103, 2), Spent(59, 2)],
-            (3, 13): [Spent(93, 2), Spent(53, 2)],
+            (3, 11): [Spent(104, 3), Spent(61, 3)],
+            (3, 13): [Spent(94, 3), Spent(55, 3)],
         },
     ),
     "memory, claim and complete": (
