@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "serve": Command("gateway", "serve", "run the gateway: a durable inbox, an API, a dashboard"),
     "init": Command("gateway", "init", "write a config for the gateway"),
     "password": Command("gateway", "password", "hash a password, for a user of the dashboard"),
+    "doctor": Command("look", "doctor", "look for what is set up wrongly"),
     "stats": Command("look", "stats", "count what is in a store"),
     "stuck": Command("look", "stuck", "list claims past their lease, or running for long"),
     "inspect": Command("look", "inspect", "show what a store has of a key"),
@@ -47,7 +48,7 @@ COMMANDS: Final = {
 
 START: Final = {
     "oncekey serve --demo": "a gateway with a dashboard, and nothing to set up",
-    "oncekey migrate --url-env DATABASE_URL": "make the tables of a PostgreSQL store",
+    "oncekey doctor --url-env STORE_URL": "is the store set up as it should be?",
     "oncekey send http://localhost:8000/hooks stripe event.json --times 2": "a webhook, twice",
 }
 """Three lines to start with: what to type, and what it is for."""

@@ -28,11 +28,11 @@ class Whole(Op):
         try:
             if not batches.topology.located:
                 yield from batches.topology.locate()
-            job.result = yield from self.ask(batches, *job.args[2:])
+            job.result = yield from self.ask(batches, job.args[2:])
         except StoreError as error:
             job.error = error
 
-    def ask(self, batches: Any, *args: Any) -> Asks:
+    def ask(self, batches: Any, args: Sequence[Any]) -> Asks:
         """Ask for the result."""
         raise NotImplementedError
 
@@ -40,7 +40,8 @@ class Whole(Op):
 class _Browse(Whole):
     """Arguments: cursor, limit. A cursor is the server's place, Redis's own, and keys passed."""
 
-    def ask(self, batches: Any, cursor: str, limit: int) -> Asks:
+    def ask(self, batches: Any, args: Sequence[Any]) -> Asks:
+        cursor, limit = args
         masters: Sequence[Address] = batches.topology.masters()
         try:
             place, scan, passed = map(int, (cursor or "0:0:0").split(":"))
@@ -76,8 +77,8 @@ class _Browse(Whole):
 class _Find(Whole):
     """Arguments: digest."""
 
-    def ask(self, batches: Any, digest: bytes) -> Asks:
-        name = batches.options.prefix + digest
+    def ask(self, batches: Any, args: Sequence[Any]) -> Asks:
+        name = batches.options.prefix + args[0]
         found = yield from _read(batches, batches.topology.route(name), [name])
         return found[0] if found else None
 
@@ -85,7 +86,8 @@ class _Find(Whole):
 class _Look(Whole):
     """Arguments: commands. Gives the replies of each server by its name, errors among them."""
 
-    def ask(self, batches: Any, questions: Sequence[bytes]) -> Asks:
+    def ask(self, batches: Any, args: Sequence[Any]) -> Asks:
+        questions: Sequence[bytes] = args[0]
         told: dict[str, list[Any]] = {}
         for address in batches.topology.masters():
             (replies,) = yield [Send(address, b"".join(questions), len(questions))]

@@ -1,0 +1,44 @@
+"""One of the processes of a race; see ``racing``. Told what to do by standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any, Final
+
+from oncekey._core.flows import new_owner
+from oncekey.errors import OncekeyError
+from oncekey.models import Key, Scope, Terms, Verdict
+from oncekey.stores.urls import connect
+
+_TERMS: Final = Terms(lease_ms=30_000, ttl_ms=60_000)
+
+
+def _tell(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def _main() -> None:
+    task = json.loads(sys.stdin.readline())
+    warnings.simplefilter("ignore")  # the doctor says it better
+    try:
+        with connect(task["url"]) as store:
+            store.now()
+            _tell({"ready": True})
+            sys.stdin.readline()
+            scope = Scope("oncekey", "doctor", task["scope"])
+            won = [
+                number
+                for number in range(task["keys"])
+                if store.claim(Key(scope, str(number)), new_owner(), b"", _TERMS).verdict
+                is Verdict.WON
+            ]
+            _tell({"won": won})
+    except OncekeyError as error:
+        _tell({"error": str(error)})
+
+
+if __name__ == "__main__":
+    _main()
