@@ -457,13 +457,14 @@ def test_evict_is_audited(shop: tuple[str, Store], tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     words = ["evict", "o-1", url, "--scope", SCOPE.label, "--yes", "--audit-file", str(log)]
     assert main([*words, "--reason", "ticket 17"]) == 0
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["what"] for line in lines] == ["evicting", "evicted"]
-    for line in lines:
-        assert line["digest"] == one.digest.hex()
-        assert line["reason"] == "ticket 17"
-        assert line["who"]
+    entries = [json.loads(json.loads(line)[1]) for line in log.read_text().splitlines()]
+    assert [one["outcome"] for one in entries] == ["evicting", "evicted"]
+    for entry in entries:
+        assert entry["key_hash"] == one.digest.hex()
+        assert entry["code"] == "ticket 17"
+        assert entry["sender"]
     assert "o-1" not in log.read_text()
+    assert main(["audit", "verify", str(log)]) == 0
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import getpass
-import json
-import os
 import sys
 import time
 from typing import Any
 
 from oncekey.cli._keys import add_key, key_of
 from oncekey.cli._output import Output, add_json_option
-from oncekey.cli._stores import add_store, redacted, store_url
+from oncekey.cli._stores import add_store, store_url
 from oncekey.cli.inspect import shown
 from oncekey.errors import PolicyError
 
@@ -33,9 +31,9 @@ def add_to(commands: Any) -> None:
     add_store(parser)
     parser.add_argument("--yes", action="store_true", help="don't ask")
     parser.add_argument(
-        "--audit-file", metavar="FILE", help="append a line of JSON about it, before and after"
+        "--audit-file", metavar="FILE", help="add entries about it, before and after"
     )
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for that line")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for those entries")
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -47,15 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     out = Output(arguments)
     key = key_of(arguments)
-    url = store_url(arguments)
-    with connect(url) as store:
+    with connect(store_url(arguments)) as store:
         before = inspect(store, key)
         if before.situation not in ("unknown", "released", "ended"):
             if not arguments.yes:
                 _ask(out, before)
-            _note(arguments, url, before, "evicting")
+            _note(arguments, before, "evicting")
         done = evict(store, key)
-    _note(arguments, url, before, "evicted" if done.evicted else "nothing evicted")
+    _note(arguments, before, "evicted" if done.evicted else "unchanged")
     if out.as_json:
         out.json(dataclasses.asdict(done))
     else:
@@ -75,25 +72,14 @@ def _ask(out: Output, before: Any) -> None:
         raise PolicyError("nothing was evicted")
 
 
-def _note(arguments: argparse.Namespace, url: str, before: Any, what: str) -> None:
-    """A line in the audit file: who did what to which key, on disk before it is done."""
+def _note(arguments: argparse.Namespace, before: Any, what: str) -> None:
+    """An entry in the audit file: who did what to which key, on disk before it is done."""
     if not arguments.audit_file:
         return
-    line = {
-        "at": time.time(),
-        "who": getpass.getuser(),
-        "what": what,
-        "store": redacted(url),
-        "digest": before.digest,
-        "situation": before.situation,
-        "fence": before.fence,
-        "reason": arguments.reason,
-    }
+    from oncekey.instrument.audit import AuditEntry, AuditFile
+
+    done = (getpass.getuser(), before.digest, what, 0, arguments.reason, 0.0)
     try:
-        place = os.open(arguments.audit_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        AuditFile(arguments.audit_file, sync=True)(AuditEntry(time.time(), "evict", *done))
     except OSError as error:
         raise PolicyError(f"{arguments.audit_file} can't be written: {error.strerror}") from None
-    with os.fdopen(place, "ab") as file:
-        file.write(json.dumps(line).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
