@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncBrowsable",
+    "AsyncCountable",
     "AsyncStore",
     "AsyncSweepable",
     "AsyncTransactional",
     "Browsable",
     "ClockInjectable",
+    "Countable",
     "IdempotencyBackend",
     "Loan",
     "Markable",
@@ -230,6 +232,26 @@ class AsyncBrowsable(ABC):
     @abstractmethod
     async def find(self, digest: bytes) -> Entry | None:
         """The record of the key with that digest."""
+
+
+class Countable(ABC):
+    """A store that can count for all who share it."""
+
+    @abstractmethod
+    def count(self, key: Key, window_ms: int) -> tuple[int, int]:
+        """Count one under ``key``: how many that are in this window, and milliseconds to its end.
+
+        A window begins with the first that is counted in it, and counting is one atomic step. A
+        count that is repeated after a lost reply may count twice.
+        """
+
+
+class AsyncCountable(ABC):
+    """The asynchronous form of ``Countable``."""
+
+    @abstractmethod
+    async def count(self, key: Key, window_ms: int) -> tuple[int, int]:
+        """Count one under ``key``: how many in this window, and milliseconds to its end."""
 
 
 class Loan:

@@ -1,4 +1,4 @@
-"""How many new keys one caller may make: sliding windows, counted in this process."""
+"""How many new keys one caller may make: counted in this process, or by the store for all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any, NamedTuple
 
+from oncekey._core.drive import Flow, Op
 from oncekey._core.forks import Forking, watch_forks
-from oncekey.errors import IdempotencyRateLimitedError
+from oncekey.abc import AsyncCountable, Countable
+from oncekey.errors import BackendMismatchError, IdempotencyRateLimitedError, PolicyError
+from oncekey.models import Key, Scope
 
-__all__ = ["InsertLimiter", "KeyLimit"]
+__all__ = ["InsertLimiter", "KeyLimit", "SharedLimit", "check_limits"]
 
 _SLICES = 10
 _SCOPES_KEPT = 50_000
@@ -101,6 +104,41 @@ class InsertLimiter(Forking):
                 for old in [s for s in slices if s <= current - _SLICES]:
                     del slices[old]
             slices[current] = slices.get(current, 0) + number
+
+
+class SharedLimit:
+    """At most so many in a window for each name, counted by the store for all who share it.
+
+    Args:
+        what: What is counted.
+        limit: ``(events, seconds)``.
+    """
+
+    def __init__(self, what: str, limit: tuple[int, int]) -> None:
+        self._scope = Scope("limit", what)
+        self._most, seconds = limit
+        self._window = seconds * 1000
+
+    def admit(self, name: str) -> Flow[int | None]:
+        """Count one. ``None``: there were not too many; else the whole seconds to wait."""
+        count, left = yield Op("count", (Key(self._scope, name), self._window))
+        return None if count <= self._most else max(1, ceil(left / 1000))
+
+
+def check_limits(limits: str, store: Any) -> None:
+    """Raise unless ``limits`` is a word for where limits are counted, and the store can do it.
+
+    Raises:
+        PolicyError: There is no such word.
+        BackendMismatchError: The store can't count.
+    """
+    if limits not in ("process", "shared"):
+        raise PolicyError(f"limits must be 'process' or 'shared', got {limits!r}")
+    if limits == "shared" and not isinstance(store, (Countable, AsyncCountable)):
+        raise BackendMismatchError(
+            f"limits='shared' needs a store that counts for all processes, and a "
+            f"{type(store).__name__} does not: use PostgreSQL or Redis, or limits='process'"
+        )
 
 
 class KeyLimit(NamedTuple):

@@ -16,12 +16,13 @@ from typing import Any, Final
 from oncekey._core.call import Job
 from oncekey._core.drive import Flow, Op
 from oncekey._core.flows import Claim
-from oncekey._core.limiter import InsertLimiter
+from oncekey._core.limiter import InsertLimiter, SharedLimit
 from oncekey._core.secret import StoreSecret
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
+from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Scope, identity_text
 from oncekey.policy import milliseconds
 
@@ -108,7 +109,12 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         keys = settings.max_new_keys
-        self._keys = None if keys is None else InsertLimiter((keys,), time.monotonic)
+        self._keys: InsertLimiter | None = None
+        self._shared: SharedLimit | None = None
+        if keys is not None and settings.limits == "shared":
+            self._shared = SharedLimit(f"http {settings.namespace}", keys)
+        elif keys is not None:
+            self._keys = InsertLimiter((keys,), time.monotonic)
         # What is stored longer ago than the time to live is gone.
         lasts = max(1, milliseconds(settings.ttl, "ttl") // 1000)
         self._bytes = _budget(settings.max_caller_bytes, lasts)
@@ -117,7 +123,12 @@ class Limits:
         self._warn_at = 0.0
 
     def wait(self, job: Job) -> int | None:
-        """Seconds until the caller may make a new key; ``None``: it may."""
+        """Seconds until the caller may make a new key; ``None``: it may.
+
+        Where the store counts for all, only ``check`` knows.
+        """
+        if self._shared is not None:
+            return 1
         return None if self._keys is None else self._keys.retry_after(job.key.scope.parts[2])
 
     def check(self, job: Job) -> Flow[None]:
@@ -130,7 +141,12 @@ class Limits:
         if wait is None:
             return
         known = yield Op("read", (job.key,))
-        if known is None:
+        if known is not None:
+            return
+        if self._shared is not None:
+            wait = yield from self._shared.admit(job.key.scope.parts[2])
+        if wait is not None:
+            emit(EventKind.LIMITED, job.key, job.operation)
             raise Refusal(
                 "rate-limited",
                 "Too many new keys. Send the same request again later; retries of earlier "

@@ -6,6 +6,7 @@ import inspect
 from typing import Any, TypeVar
 
 from oncekey._core.drive import arun, run
+from oncekey._core.limiter import check_limits
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.http.facts import Facts
@@ -22,6 +23,7 @@ S = TypeVar("S", bound=Store | AsyncStore)
 
 def _seen(store: S, settings: Settings) -> S:
     """The store as these settings' word for outages says."""
+    check_limits(settings.limits, store)
     if settings.on_outage is None and settings.journal is None:
         return store
     from oncekey.resilience.outage import seen_by

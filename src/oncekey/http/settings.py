@@ -91,8 +91,11 @@ class Settings:
             before its answer is complete.
         retry_after: What a copy is told to wait, in seconds; less if the lease ends earlier.
         max_body_bytes: Larger requests with a key are refused.
-        max_new_keys: At most so many new keys of one caller in so many seconds, counted in each
-            process; more get a 429. ``None``: any number.
+        max_new_keys: At most so many new keys of one caller in so many seconds; more get a 429.
+            ``None``: any number.
+        limits: Where these are counted: in each ``process`` by itself; or ``shared``, by the store
+            for all that use it, which costs two round trips for a new key and one for a retry.
+            PostgreSQL and Redis can.
         max_caller_bytes: How much of the answers to one caller is stored within ``ttl``, counted in
             each process. Of more, only status and headers are kept. ``None``: all.
         max_total_bytes: The same for all callers together.
@@ -139,6 +142,7 @@ class Settings:
     retry_after: int = 1
     max_body_bytes: int = 1_048_576
     max_new_keys: tuple[int, int] | None = (3600, 60)
+    limits: Literal["process", "shared"] = "process"
     max_caller_bytes: int | None = 1_073_741_824
     max_total_bytes: int | None = 17_179_869_184
     max_answer_bytes: int = 1_048_576

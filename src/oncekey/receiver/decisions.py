@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 from oncekey._core.call import Job, Result
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan, new_owner
-from oncekey._core.limiter import InsertLimiter
 from oncekey.canonical import canonicalize_json
 from oncekey.errors import (
     CanonicalJSONError,
@@ -41,6 +40,7 @@ from oncekey.receiver.answers import (
 from oncekey.receiver.attention import Attention
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
+from oncekey.receiver.limits import Limits
 from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.receiver.unhandled_types import TypesSeen
 from oncekey.signatures.base import Provider
@@ -145,8 +145,7 @@ class Decisions:
         changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
         self._compares = changed == "reject"
         self._types = tuple(kind.lower() for kind in settings.content_types)
-        self._per_key = _limiter(settings.per_key)
-        self._per_sender = _limiter(settings.per_sender)
+        self.limits = Limits(self.namespace, settings)
         self.attention = Attention(self.operation, settings.findings)
         self._answers: dict[tuple[str, str], WebhookResponse] = {}
         self._events = provider.events if is_ours(provider, "items") else self._listed
@@ -246,22 +245,13 @@ class Decisions:
         guard = None
         if not verdict.id_is_signed or self.settings.key is not None:
             guard = self._guard(verdict, messages, kind, position)
-        wait = self._limited(identity, name, guard)
+        wait = self.limits.here(identity, name, guard)
         if wait is not None:
+            emit(EventKind.LIMITED, Key(scope, name), self.operation)
             return Outcome("limited", retry_after=wait)
         mark = _fingerprint(item, delivery.body) if self._compares else b""
         job = Job(Key(scope, name), mark, self.plan, self._codec, self.operation)
         return Work(job, handler, sender, item, delivery, guard)
-
-    def _limited(self, identity: str, name: str, guard: Key | None) -> int | None:
-        """How many seconds to wait, if there were too many. Counts those that need not."""
-        wait = self._per_sender.admit(identity) if self._per_sender is not None else None
-        if wait is None and self._per_key is not None:
-            if guard is not None:  # before its id, which may be another each time
-                wait = self._per_key.admit(identity + guard.name)
-            if wait is None:
-                wait = self._per_key.admit(identity + name)
-        return wait
 
     def _name(self, delivery: Delivery, verdict: Verdict, item: Item) -> str:
         """The key of an event whose provider gives it none, or whose user wants another."""
@@ -456,10 +446,6 @@ def _veiled(name: bytes, guard: Key) -> bytes:
     """An id as it is kept beside a signed message, and back: unreadable without the message."""
     pad = hashlib.shake_256(b"oncekey id\0" + guard.name.encode()).digest(len(name))
     return bytes(one ^ other for one, other in zip(name, pad, strict=True))
-
-
-def _limiter(limit: tuple[int, int] | None) -> InsertLimiter | None:
-    return None if limit is None else InsertLimiter((limit,), time.monotonic)
 
 
 def _is_type(given: str, wanted: str) -> bool:

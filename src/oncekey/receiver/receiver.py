@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from oncekey._core.call import CURRENT, Result, acall, call, is_async
 from oncekey._core.drive import Flow, Op, arun, run
+from oncekey._core.limiter import check_limits
 from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
@@ -89,6 +90,7 @@ class _Receiver(Generic[S]):
 
             seen = seen_by(store, settings.on_outage, settings.journal)
         self._store = seen
+        check_limits(settings.limits, seen)
         if settings.transactional:
             check_transactional(seen)
         if getattr(provider, "needs_nonces", False):
@@ -172,6 +174,12 @@ class _Receiver(Generic[S]):
         """Have one event handled, unless it was before. Every error has an outcome."""
         rules, guard = self._decisions, work.guard
         try:
+            if rules.limits.shared:
+                sender, name = work.sender.as_sender_identity(), work.job.key.name
+                wait = yield from rules.limits.everywhere(sender, name, guard)
+                if wait is not None:
+                    events.emit(events.EventKind.LIMITED, work.job.key, rules.operation)
+                    return Outcome("limited", retry_after=wait)
             if guard is not None:
                 reply = yield Op("claim", rules.binding(work, guard))
                 if reply.verdict is ClaimVerdict.CONFLICT:

@@ -55,9 +55,10 @@ class ReceiverSettings:
             mark commit together.
         on: Where that transaction is, if not on the store's own connections.
         namespace: Sets receivers that share a store apart.
-        per_key: At most so many deliveries of one key in so many seconds, counted in each process.
-            ``None``: any number.
+        per_key: At most so many deliveries of one key in so many seconds. ``None``: any number.
         per_sender: The same for one sender.
+        limits: Where these are counted: in each ``process`` by itself; or ``shared``, by the store
+            for all that use it, which costs a round trip for each. PostgreSQL and Redis can.
         publishers: A stable identity for each key id, so that a rotated key stays one sender.
         strict_types: Refuse an event of a type without a handler with a 503, so that its sender
             sends it again and none is lost. ``False``: it gets a 2xx, the header
@@ -93,6 +94,7 @@ class ReceiverSettings:
     namespace: str = "webhook"
     per_key: Limit | None = (60, 60)
     per_sender: Limit | None = None
+    limits: Literal["process", "shared"] = "process"
     publishers: dict[str, str] | None = None
     strict_types: bool = False
     dead_letters: Callable[[DeadLetter], Any] | None = None

@@ -201,6 +201,15 @@ class Around:
             return int(time.time() * 1000)
         return now
 
+    def _counted(self, key: Key, window_ms: int) -> Flow[tuple[int, int]]:
+        try:
+            counted: tuple[int, int] = yield from self._op("count", key, window_ms)
+        except StoreUnavailableError:
+            if self._opens() is None:
+                raise
+            return 0, window_ms  # who may go on without the store is not held up by its counts
+        return counted
+
     def _wait(self, key: Key, seconds: float) -> float:
         """For how long to sleep here; 0: the store knows when to wake."""
         fallback = self._fallback

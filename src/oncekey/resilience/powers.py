@@ -9,10 +9,14 @@ from typing import Any, Final
 
 from oncekey._core.drive import Flow, Op, arun, run
 from oncekey.abc import (
+    AsyncBrowsable,
+    AsyncCountable,
     AsyncSweepable,
     AsyncTransactional,
+    Browsable,
     Clock,
     ClockInjectable,
+    Countable,
     Loan,
     Store,
     Sweepable,
@@ -44,6 +48,32 @@ class _Sweeping(_Sweeps, Sweepable):
 
 class _AsyncSweeping(_Sweeps, AsyncSweepable):
     pass
+
+
+class _Browses(Around):
+    def browse(self, cursor: str = "", limit: int = 1000) -> Any:
+        return self.store.browse(cursor, limit)
+
+    def find(self, digest: bytes) -> Any:
+        return self.store.find(digest)
+
+
+class _Browsing(_Browses, Browsable):
+    pass
+
+
+class _AsyncBrowsing(_Browses, AsyncBrowsable):
+    pass
+
+
+class _Counting(Around, Countable):
+    def count(self, key: Key, window_ms: int) -> tuple[int, int]:
+        return run(self._counted(key, window_ms), self.store)
+
+
+class _AsyncCounting(Around, AsyncCountable):
+    async def count(self, key: Key, window_ms: int) -> tuple[int, int]:
+        return await arun(self._counted(key, window_ms), self.store)
 
 
 class _Timed(Around, ClockInjectable):
@@ -142,6 +172,10 @@ class _CompletingOn(Around):
 _POWERS: Final[tuple[tuple[type, type], ...]] = (
     (Sweepable, _Sweeping),
     (AsyncSweepable, _AsyncSweeping),
+    (Browsable, _Browsing),
+    (AsyncBrowsable, _AsyncBrowsing),
+    (Countable, _Counting),
+    (AsyncCountable, _AsyncCounting),
     (ClockInjectable, _Timed),
 )
 _TRANSACTIONS: Final[tuple[tuple[type, type], ...]] = (

@@ -15,12 +15,14 @@ from typing import Any, Final, Protocol
 from oncekey._core.codec import REMOVED
 from oncekey.abc import (
     AsyncBrowsable,
+    AsyncCountable,
     AsyncStore,
     AsyncSweepable,
     AsyncTransactional,
     Browsable,
     Clock,
     ClockInjectable,
+    Countable,
     Loan,
     Markable,
     Store,
@@ -311,6 +313,19 @@ class _Browses(_Around):
         return self.store.find(digest)
 
 
+class _Counts(_Around):
+    def count(self, key: Key, window_ms: int) -> Any:
+        return self.store.count(key, window_ms)
+
+
+class _Counting(_Counts, Countable):
+    pass
+
+
+class _AsyncCounting(_Counts, AsyncCountable):
+    pass
+
+
 class _Browsing(_Browses, Browsable):
     pass
 
@@ -377,6 +392,8 @@ _POWERS: Final[tuple[tuple[type, type], ...]] = (
     (Sweepable, _Sweeping),
     (AsyncSweepable, _AsyncSweeping),
     (Browsable, _Browsing),
+    (Countable, _Counting),
+    (AsyncCountable, _AsyncCounting),
     (AsyncBrowsable, _AsyncBrowsing),
     (Markable, _Marking),
     (ClockInjectable, _Timed),

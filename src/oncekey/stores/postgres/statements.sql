@@ -324,6 +324,24 @@ ON CONFLICT (tenant, key) DO UPDATE SET
     answer = EXCLUDED.answer, fence = greatest(t.fence + 1, EXCLUDED.fence)
 RETURNING t.key
 
+-- name: count
+-- $1 tenant, $2 key, $3 scope, $4 window. A window begins with the first that is counted in it.
+INSERT INTO oncekey_records AS t
+    (tenant, key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at,
+     attempts)
+SELECT $1::text, $2::bytea, $3::text, 1, '', n.now * 1000, '', 0, n.now + $4::bigint,
+       n.now + $4::bigint, 1
+FROM (SELECT {now} AS now OFFSET 0) n
+ON CONFLICT (tenant, key) DO UPDATE SET (expires_at, purge_at, attempts, fence) = (
+    SELECT
+        CASE WHEN d.runs THEN t.expires_at ELSE EXCLUDED.expires_at END,
+        CASE WHEN d.runs THEN t.expires_at ELSE EXCLUDED.expires_at END,
+        CASE WHEN d.runs THEN least(t.attempts, 2147483646) + 1 ELSE 1 END,
+        greatest(t.fence + 1, EXCLUDED.fence)
+    FROM (SELECT t.expires_at > EXCLUDED.expires_at - $4::bigint AS runs) d
+)
+RETURNING t.attempts, greatest(t.expires_at - {now}, 0)
+
 -- name: now
 SELECT {now}
 

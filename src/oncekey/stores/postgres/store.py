@@ -23,6 +23,7 @@ from oncekey.stores.postgres.async_connections import async_source
 from oncekey.stores.postgres.browsing import AsyncBrowsing, Browsing
 from oncekey.stores.postgres.calls import PgTransactionRecords, is_fence, run_jobs
 from oncekey.stores.postgres.connections import sync_source
+from oncekey.stores.postgres.counting import AsyncCounting, Counting
 from oncekey.stores.postgres.flows import SWEEP_EVERY, Flows, migrated
 from oncekey.stores.postgres.listening import AsyncListener, Listener
 from oncekey.stores.postgres.schema import check, migrate
@@ -33,7 +34,7 @@ __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
 _WON = Verdict.WON
 
 
-class PostgresStore(Browsing, Flows, Transactional, Store, Sweepable, Forking):
+class PostgresStore(Browsing, Counting, Flows, Transactional, Store, Sweepable, Forking):
     """The synchronous PostgreSQL store, on psycopg 3.
 
     Promises: atomic for everybody who uses the database, by the server's clock. With the server's
@@ -245,7 +246,9 @@ class _Lanes:
         self.listener = AsyncListener(dsn, store.driver, store._noted) if dsn else None
 
 
-class AsyncPostgresStore(AsyncBrowsing, Flows, AsyncTransactional, Answers, AsyncSweepable):
+class AsyncPostgresStore(
+    AsyncBrowsing, AsyncCounting, Flows, AsyncTransactional, Answers, AsyncSweepable
+):
     """The asynchronous PostgreSQL store; ``PostgresStore`` is its synchronous twin.
 
     Promises what ``PostgresStore`` promises. Calls that come while a statement is under way

@@ -16,6 +16,7 @@ from oncekey.stores.redis.address import STORE_OPTIONS, parse_query, target_of
 from oncekey.stores.redis.batch import Batches, Options
 from oncekey.stores.redis.browsing import AsyncBrowsing, Browsing
 from oncekey.stores.redis.check import CHECKS
+from oncekey.stores.redis.counting import AsyncCounting, Counting
 from oncekey.stores.redis.inbox import AllWaiters, AsyncInbox, Inbox
 from oncekey.stores.redis.loop import LoopLanes
 from oncekey.stores.redis.operations import (
@@ -115,7 +116,7 @@ class _Calls:
         return self._do(CLEAR, b"", None)
 
 
-class RedisStore(Browsing, _Calls, Store):
+class RedisStore(Browsing, Counting, _Calls, Store):
     """The synchronous Redis store.
 
     Promises: atomic for everybody who uses the server, by its clock. What an acknowledged change
@@ -220,7 +221,7 @@ class _Loop:
 _inherited: list[Any] = []  # connections of parent processes: dropped, never closed
 
 
-class AsyncRedisStore(AsyncBrowsing, _Calls, Answers, Forking):
+class AsyncRedisStore(AsyncBrowsing, AsyncCounting, _Calls, Answers, Forking):
     """The asynchronous Redis store; ``RedisStore`` is its synchronous twin.
 
     Promises what ``RedisStore`` promises, takes its arguments (a client must be one of
