@@ -77,7 +77,7 @@ def _filled(sql: str, parts: dict[str, str]) -> str:
 _TABLE: Final = re.compile(r"(')?\b(oncekey_(?:records|waiters|state|schema))\b")
 _FUNCTION: Final = re.compile(
     r"(?<![\w.])(array_agg|bool_or|cardinality|clock_timestamp|count|current_schemas?|"
-    r"current_setting|date_part|format|format_type|max|pg_\w+|to_regclass|unnest)\("
+    r"current_setting|date_part|format|format_type|max|min|pg_\w+|to_regclass|unnest)\("
 )
 _TYPE: Final = re.compile(r"::(bytea|regclass|text|tid|uuid)\b")
 
