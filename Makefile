@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check fuzz storm docs bench bench-growth walk wheel clean
+.PHONY: help demo test test-all check fuzz storm docs bench bench-growth walk wheel sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +104,10 @@ bench-growth: $(VENV)/bench/.wheel ## What a call costs with up to ten million k
 wheel: dist/.done ## Build dist/*.whl and the source distribution
 	@ls dist
 
+sbom: dist/.done ## Write dist/oncekey.cdx.json: what the package is made of and may install
+	@$(BUILD) scripts/sbom.py dist/*.whl > dist/oncekey.cdx.json
+	@echo dist/oncekey.cdx.json
+
 clean: ## Remove environments, builds and caches
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -169,9 +173,11 @@ build/wheel/.done: $(SOURCES) pyproject.toml $(VENV)/build/.deps
 	@$(BUILD) -P -m build -q --no-isolation --wheel --outdir $(@D) .
 	@touch $@
 
+# The time in the archives is the commit's, so that anybody can build the same bytes again.
 dist/.done: $(SOURCES) pyproject.toml $(VENV)/build/.deps
 	@rm -rf $(@D)
-	@$(BUILD) -P -m build -q --no-isolation --outdir $(@D) .
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1577836800)} \
+	    $(BUILD) -P -m build -q --no-isolation --outdir $(@D) .
 	@touch $@
 
 $(VENV)/%/.wheel: build/wheel/.done $(VENV)/%/.deps
