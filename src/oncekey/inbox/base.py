@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -31,7 +32,6 @@ from oncekey.inbox.models import (
     TargetState,
     TargetStatus,
     bucket_of,
-    event_number,
 )
 from oncekey.models import check_text
 from oncekey.policy import Duration, milliseconds
@@ -81,10 +81,13 @@ class InboxBase(AsyncInbox):
             self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
 
     def _count_results(self, results: Sequence[Result], held: Sequence[bool]) -> None:
-        for result, counts in zip(results, held, strict=True):
-            if counts:
-                target = result.delivery.target
-                self._count(_COUNTED_AS[result.outcome], target, bucket_of(result.ms))
+        sums = Counter(
+            (_COUNTED_AS[result.outcome], result.delivery.target, result.ms)
+            for result, counts in zip(results, held, strict=True)
+            if counts
+        )
+        for (kind, target, ms), number in sums.items():
+            self._count(kind, target, bucket_of(ms), number)
 
     def settled(self, result: Result) -> None:
         """See ``AsyncInbox``."""
@@ -259,6 +262,8 @@ def _one(sql: str, args: list[Any]) -> views.Flow[None]:
 
 def shown(text: str) -> str:
     """Text that any database keeps: no NUL, no half of a pair, cut short."""
+    if not text:
+        return text
     return text[:_SHOWN].replace("\0", "").encode("utf-8", "replace").decode()
 
 
@@ -275,11 +280,15 @@ def checked_arrival(arrival: Arrival) -> Arrival:
     check_text(arrival.key, "the key of an event")
     if arrival.type:
         check_text(arrival.type, "the type of an event", 500)
+    for name, value in arrival.headers:
+        if "\0" in name or "\0" in value:
+            raise InvalidRequestError("a header of an arrival holds a NUL: leave that header out")
     for route in arrival.routes:
         check_text(route.target, "the name of a target", 200)
         if route.order_key is not None:
             check_text(route.order_key, "the order key")
-    if len({route.target for route in arrival.routes}) < len(arrival.routes):
+    routes = arrival.routes
+    if len(routes) > 1 and len({route.target for route in routes}) < len(routes):
         raise InvalidRequestError("an arrival names a target twice: name each once")
     return arrival
 
@@ -293,5 +302,4 @@ def checked_results(results: Sequence[Result]) -> list[Result]:
     for result in results:
         if result.outcome not in _COUNTED_AS:
             raise PolicyError("a result is delivered, retry or dead: discard() gives up for good")
-        event_number(result.delivery.event.id)  # all of them, before anything is written
     return list(results)

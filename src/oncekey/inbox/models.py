@@ -5,8 +5,10 @@ Times are milliseconds since 1970 on the inbox's own clock.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import log2
 from typing import Any, Final, Generic, TypeVar
 
@@ -48,6 +50,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_DIGITS: Final = re.compile("[0-9a-f]{16}").fullmatch
 ID_SHIFT: Final = 20  # an id is the millisecond of arrival, then these bits of a sequence
 
 
@@ -62,16 +65,11 @@ def event_number(text: str) -> int:
     Raises:
         InvalidKeyError: It is no id of an event.
     """
-    digits = text[4:]
-    if text[:4] != "msg_" or len(digits) != 16 or not digits.isascii() or not digits.isalnum():
-        raise InvalidKeyError("an event's id is msg_ and 16 hex digits, as the inbox gave it")
-    try:
-        number = int(digits, 16)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise InvalidKeyError("an event's id is msg_ and 16 hex digits, as the inbox gave it")
-    return number
+    if len(text) == 20 and text[:4] == "msg_" and _DIGITS(text, 4):
+        number = int(text[4:], 16)
+        if number < 2**63:
+            return number
+    raise InvalidKeyError("an event's id is msg_ and 16 hex digits, as the inbox gave it")
 
 
 def event_time(number: int) -> int:
@@ -81,7 +79,12 @@ def event_time(number: int) -> int:
 
 def event_key(source: str, key: str) -> Key:
     """The record by which copies of an event are known: what to inspect, and what to evict."""
-    return Key(Scope("webhook", "inbox", source), key)
+    return Key(_scope(source), key)
+
+
+@lru_cache(maxsize=1000)
+def _scope(source: str) -> Scope:
+    return Scope("webhook", "inbox", source)
 
 
 def bucket_of(ms: int) -> int:

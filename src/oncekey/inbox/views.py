@@ -5,7 +5,6 @@ Both inboxes run them, so that a page is the same on either.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -39,7 +38,17 @@ from oncekey.inbox.models import (
 from oncekey.inbox.search import PARKED, dead_query, event_query
 from oncekey.stores._sql import load_statements
 
-__all__ = ["NOW", "REMEMBERED", "SQL", "Flow", "as_answer", "as_event", "now_of", "number_in"]
+__all__ = [
+    "NOW",
+    "REMEMBERED",
+    "SQL",
+    "Flow",
+    "as_answer",
+    "as_event",
+    "now_of",
+    "number_in",
+    "written_headers",
+]
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[tuple[str, list[Any]], Any, T]
@@ -68,8 +77,20 @@ def number_in(answer: bytes | None) -> int | None:
 def as_event(row: Any) -> Event:
     """An event of a row: id, source, type, key, headers, body."""
     number, source, type_, key, headers, body = row
-    read = tuple((name, value) for name, value in json.loads(headers)) if headers else ()
-    return Event(event_id(number), event_time(number), source, key, type_, read, bytes(body))
+    return Event(
+        event_id(number), event_time(number), source, key, type_, read_headers(headers), body
+    )
+
+
+def written_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Headers as they are kept: names and values, each ended by a NUL, which none may hold."""
+    return "".join([f"{name}\0{value}\0" for name, value in headers]).encode()
+
+
+def read_headers(kept: bytes) -> tuple[tuple[str, str], ...]:
+    """The headers again."""
+    parts = kept.decode().split("\0")
+    return tuple(zip(parts[0:-1:2], parts[1::2], strict=True)) if len(parts) > 1 else ()
 
 
 def now_of() -> Flow[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -229,39 +228,43 @@ class AsyncPostgresInbox(InboxBase):
         return held
 
     async def _finish(self, jobs: Sequence[Job]) -> None:
-        places = {
-            (event_number(result.delivery.event.id), result.delivery.target): result
-            for job in jobs
-            for result in job.args[0]
-        }
-        # Of two fences of one delivery the higher is asked for: no other can be the last.
+        asked: dict[tuple[int, str], Result] = {}
+        places: list[list[tuple[int, str]]] = []
         for job in jobs:
+            places.append([])
             for result in job.args[0]:
-                place = (event_number(result.delivery.event.id), result.delivery.target)
-                if result.delivery.fence > places[place].delivery.fence:
-                    places[place] = result
-        asked = sorted(places.items(), key=lambda item: item[0])
+                delivery = result.delivery
+                place = (event_number(delivery.event.id), delivery.target)
+                places[-1].append(place)
+                other = asked.get(place)
+                # Of two fences of one delivery the higher is asked for: no other can be the last.
+                if other is None or delivery.fence > other.delivery.fence:
+                    asked[place] = result
+        ended = await self._end(sorted(asked.items(), key=_by_place))
+        for job, here in zip(jobs, places, strict=True):
+            job.result = [
+                place in ended and asked[place] is result
+                for place, result in zip(here, job.args[0], strict=True)
+            ]
+
+    async def _end(self, asked: list[tuple[tuple[int, str], Result]]) -> set[tuple[int, str]]:
+        """Finish deliveries, in one order whoever asks; gives those whose fence was the last."""
         ordered = [
             (result.delivery.target, result.delivery.order_key, result.outcome)
             for _, result in asked
             if result.delivery.order_key is not None
         ]
-        args = _finish_arguments(asked)
+        sql, args = _finish_statement(asked)
         async with self._pool.connection() as connection:
             if ordered:
                 async with connection.transaction():
                     await connection.fetch(SQL["lock_order"], *_columns(ordered, 3)[:2])
-                    rows = await connection.fetch(SQL["finish"], *args)
-                    ended = [one[:2] for one in ordered if one[2] is not Outcome.RETRY]
-                    await connection.fetch(SQL["promote_all"], *_columns(ended, 2), PARKED)
+                    rows = await connection.fetch(sql, *args)
+                    gone = [one[:2] for one in ordered if one[2] is not Outcome.RETRY]
+                    await connection.fetch(SQL["promote_all"], *_columns(gone, 2), PARKED)
             else:
-                rows = await connection.fetch(SQL["finish"], *args)
-        done = {(row[0], row[1]) for row in rows}
-        for job in jobs:
-            job.result = []
-            for result in job.args[0]:
-                place = (event_number(result.delivery.event.id), result.delivery.target)
-                job.result.append(place in done and places[place] is result)
+                rows = await connection.fetch(sql, *args)
+        return {(row[0], row[1]) for row in rows}
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> list[bool]:
         held = await self._change(SQL["hand_back"], deliveries)
@@ -344,7 +347,7 @@ def _ingest_arguments(
         [one.source for one in arrivals],
         [one.type for one in arrivals],
         [one.key for one in arrivals],
-        [json.dumps(one.headers).encode() if one.headers else b"" for one in arrivals],
+        [views.written_headers(one.headers) for one in arrivals],
         [one.body for one in arrivals],
         [hashlib.sha256(one.body).digest() for one in arrivals],
         remember_ms,
@@ -352,18 +355,25 @@ def _ingest_arguments(
     ]
 
 
-def _finish_arguments(asked: list[tuple[tuple[int, str], Result]]) -> list[Any]:
+def _by_place(item: tuple[tuple[int, str], Result]) -> tuple[int, str]:
+    return item[0]
+
+
+def _finish_statement(asked: list[tuple[tuple[int, str], Result]]) -> tuple[str, list[Any]]:
+    """Most are delivered, all of a batch: then less is said and looked at."""
     results = [result for _, result in asked]
-    return [
-        *_columns([place for place, _ in asked], 2),
-        [one.delivery.fence for one in results],
-        [one.outcome.value for one in results],
-        [min(one.ms, 2**31 - 1) for one in results],
-        [one.status for one in results],
-        [shown(one.error) for one in results],
-        [shown(one.note) for one in results],
-        [one.retry_in_ms for one in results],
-    ]
+    numbers, targets = _columns([place for place, _ in asked], 2)
+    fences = [one.delivery.fence for one in results]
+    times = [min(one.ms, 2**31 - 1) for one in results]
+    statuses = [one.status for one in results]
+    notes = [shown(one.note) for one in results]
+    if all(one.outcome is Outcome.DELIVERED and not one.error for one in results):
+        return SQL["finish_delivered"], [numbers, targets, fences, times, statuses, notes]
+    outcomes = [one.outcome.value for one in results]
+    errors = [shown(one.error) for one in results]
+    waits = [one.retry_in_ms for one in results]
+    args = [numbers, targets, fences, outcomes, times, statuses, errors, notes, waits]
+    return SQL["finish"], args
 
 
 def _closed() -> StoreClosedError:

@@ -161,6 +161,25 @@ INSERT INTO oncekey_inbox_attempt
 SELECT h.id, h.target, h.fence, now.ms, h.ms, h.outcome, h.status, h.error, h.note, ''
 FROM held h, now RETURNING event, target, number
 
+-- name: finish_delivered
+-- The same for a batch of which all is delivered.
+WITH held AS MATERIALIZED (
+    SELECT a.*, q.place
+    FROM unnest($1::bigint[], $2::text[], $3::int[], $4::int[], $5::int[], $6::text[])
+        AS a(id, target, fence, ms, status, note)
+    CROSS JOIN LATERAL (
+        SELECT d.ctid AS place FROM oncekey_inbox_delivery d
+        WHERE d.id = a.id AND d.target = a.target AND d.fence = a.fence FOR UPDATE OFFSET 0
+    ) AS q
+), gone AS (
+    DELETE FROM oncekey_inbox_delivery WHERE ctid = ANY (ARRAY(SELECT place FROM held))
+)
+INSERT INTO oncekey_inbox_attempt
+    (event, target, number, at, ms, outcome, status, error, note, actor)
+SELECT h.id, h.target, h.fence, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, h.ms,
+    'delivered', h.status, '', h.note, ''
+FROM held h RETURNING event, target, number
+
 -- name: promote_all
 UPDATE oncekey_inbox_delivery q SET due_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 FROM (

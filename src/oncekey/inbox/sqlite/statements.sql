@@ -18,11 +18,12 @@ SELECT max(id) FROM oncekey_inbox_event
 INSERT INTO oncekey_records
     (key, scope, state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, answer)
 VALUES (?1, ?2, 1, x'', ?3, ?4, 0, ?5, ?5, 1, ?6)
-ON CONFLICT (key) DO UPDATE SET
-    state = 1, owner = x'', fence = max(fence + 1, excluded.fence), fingerprint = excluded.fingerprint,
-    lease_until = 0, expires_at = excluded.expires_at, purge_at = excluded.purge_at, attempts = 1,
-    answer = excluded.answer
-WHERE state <> 1 OR expires_at <= ?7 OR answer IS NULL
+ON CONFLICT DO NOTHING
+
+-- name: free
+-- A record that stands in the way of a key that is free: past its time, given back, or of nobody.
+DELETE FROM oncekey_records
+WHERE key = ? AND (state <> 1 OR expires_at <= ? OR answer IS NULL)
 
 -- name: remembered
 SELECT fingerprint, answer FROM oncekey_records WHERE key = ?

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 from typing import Any
 
@@ -25,10 +24,12 @@ from oncekey.inbox.models import (
 from oncekey.inbox.search import PARKED
 from oncekey.inbox.sqlite.schema import SQL
 from oncekey.inbox.views import SQL as SHARED
-from oncekey.inbox.views import as_answer, as_event, number_in
+from oncekey.inbox.views import as_answer, as_event, number_in, written_headers
 
 __all__ = ["Writing"]
 
+_REMEMBER, _FREE = SQL["remember"], SQL["free"]
+_ADD_EVENT, _ADD_DELIVERY = SQL["add_event"], SQL["add_delivery"]
 _PROMOTE = SHARED["promote"].replace("$", "?")
 _ADD_SOURCE = SHARED["add_source"].replace("$", "?")
 
@@ -65,16 +66,17 @@ class Writing:
         key = event_key(arrival.source, arrival.key)
         fingerprint = hashlib.sha256(arrival.body).digest()
         ends = now + self._remember_ms
-        claim = (
-            *(key.digest, key.scope.label, mark_fence(ends)),
-            *(fingerprint, ends, as_answer(number), now),
-        )
-        if not on.execute(SQL["remember"], claim).rowcount:
-            return self._copy(on, arrival, key.digest, fingerprint, now)
+        digest = key.digest
+        claim = (digest, key.scope.label, mark_fence(ends), fingerprint, ends, as_answer(number))
+        # Most keys are new, so the insert is tried before anything is read.
+        if not on.execute(_REMEMBER, claim).rowcount:
+            free = on.execute(_FREE, (digest, now)).rowcount
+            if not free or not on.execute(_REMEMBER, claim).rowcount:
+                return self._copy(on, arrival, digest, fingerprint, now)
         self._last = number
-        headers = json.dumps(arrival.headers).encode() if arrival.headers else b""
+        headers = written_headers(arrival.headers)
         event = (number, arrival.source, arrival.type, arrival.key, headers, arrival.body)
-        on.execute(SQL["add_event"], event)
+        on.execute(_ADD_EVENT, event)
         if arrival.source not in self._sources:
             on.execute(_ADD_SOURCE, (arrival.source,))
             self._sources.add(arrival.source)
@@ -84,7 +86,7 @@ class Writing:
                 if route.order_key is not None:
                     earlier = (route.target, route.order_key)
                     due = PARKED if on.execute(SQL["has_earlier"], earlier).fetchone() else now
-                on.execute(SQL["add_delivery"], (number, route.target, due, route.order_key))
+                on.execute(_ADD_DELIVERY, (number, route.target, due, route.order_key))
         return Ingested(event_id(number), True)
 
     def _copy(
@@ -125,12 +127,16 @@ class Writing:
     def finish(self, on: sqlite3.Cursor, results: list[Result]) -> list[bool]:
         """Say how attempts ended, where they are still the last."""
         now = self._now()
-        return [self._finish(on, result, now) for result in results]
+        places = [_place(result.delivery) for result in results]  # before anything is written
+        return [
+            self._finish(on, result, place, now)
+            for result, place in zip(results, places, strict=True)
+        ]
 
-    def _finish(self, on: sqlite3.Cursor, result: Result, now: int) -> bool:
+    def _finish(
+        self, on: sqlite3.Cursor, result: Result, place: tuple[int, str, int], now: int
+    ) -> bool:
         delivery = result.delivery
-        number = event_number(delivery.event.id)
-        place = (number, delivery.target, delivery.fence)
         error = shown(result.error)
         if result.outcome is Outcome.RETRY:
             due = now + result.retry_in_ms
@@ -149,7 +155,7 @@ class Writing:
         if result.outcome is Outcome.DEAD:
             order_key = delivery.order_key
             cause = (delivery.fence, result.status, error, order_key, note)
-            on.execute(SQL["bury"], (number, delivery.target, delivery.attempt, *cause))
+            on.execute(SQL["bury"], (*place[:2], delivery.attempt, *cause))
         if delivery.order_key is not None and result.outcome is not Outcome.RETRY:
             on.execute(_PROMOTE, (delivery.target, delivery.order_key, now, PARKED))
         return True
