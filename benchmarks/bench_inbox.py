@@ -46,7 +46,8 @@ CREATE TABLE bare.seen (key bytea PRIMARY KEY, purge_at bigint NOT NULL, event_i
     WITH (fillfactor=90);
 CREATE SEQUENCE bare.seq;
 CREATE TABLE bare.event (id bigint NOT NULL, at bigint NOT NULL, source text NOT NULL,
-    type text NOT NULL, key bytea NOT NULL, headers bytea NOT NULL, body bytea NOT NULL) PARTITION BY RANGE (at);
+    type text NOT NULL, key bytea NOT NULL, headers bytea NOT NULL, body bytea NOT NULL)
+    PARTITION BY RANGE (at);
 CREATE TABLE bare.event_0 PARTITION OF bare.event FOR VALUES FROM (0) TO (9000000000000);
 CREATE INDEX ON bare.event (id);
 CREATE TABLE bare.delivery (id bigint NOT NULL, target text NOT NULL, due_at bigint NOT NULL,

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from oncekey.errors import PermanentError, PolicyError
-from oncekey.inbox import Delivery, Event
+from oncekey.inbox import Arrival, Delivery, Event, Route, TargetPolicy, open_inbox
+from oncekey.inbox.delivery import DeliveryWorker, Destination
 from oncekey.inbox.targets import CallableTarget, CommandTarget, HttpTarget, Target
 from oncekey.inbox.targets.addresses import is_public
 from oncekey.signatures import provider
@@ -232,6 +233,59 @@ async def test_what_hangs_or_breaks_off_is_a_failure_in_time() -> None:
         assert (answer.ok, answer.error) == (False, cause)
     async with serving(answering(b"\xff\xff not http\r\n\r\n")) as port, target_at(port) as to:
         assert not (await to.send(delivery(), 5_000)).ok
+
+
+async def test_sick_targets_harm_no_other(tmp_path: Path) -> None:
+    """Beside targets that hang, fail, break off, redirect and flood, a healthy one gets all."""
+    seen: list[Any] = []
+    redirect = b"HTTP/1.1 302 X\r\nlocation: http://10.0.0.1/\r\ncontent-length: 0\r\n\r\n"
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 500 X\r\ncontent-length: 10000000000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+
+    handlers = {
+        "hangs": hang,
+        "floods": flood,
+        "fails": answering(b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n"),
+        "breaks": answering(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"),
+        "redirects": answering(redirect),
+        "well": answering(OK, seen),
+    }
+    policy = TargetPolicy(concurrency=4, timeout=20, tries=2, first_delay=600, breaker_after=0)
+    async with contextlib.AsyncExitStack() as stack:
+        inbox = await stack.enter_async_context(await open_inbox(f"sqlite:///{tmp_path / 'i.db'}"))
+        targets = {}
+        for name, handle in handlers.items():
+            port = await stack.enter_async_context(serving(handle))
+            to = await stack.enter_async_context(target_at(port))
+            targets[name] = Destination(to, policy)
+        for n in range(30):
+            routes = tuple(Route(name) for name in handlers)
+            await inbox.ingest(Arrival("shop", f"k{n}", "paid", BODY, routes=routes))
+        worker = DeliveryWorker(inbox, targets)
+        task = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            while len(seen) < 30 or len(await inbox.issues()) < 4:
+                await asyncio.sleep(0.05)
+        issues = {one.target: one.error for one in await inbox.issues()}
+        hanging = next(one.in_flight for one in worker.report() if one.target == "hangs")
+        assert await worker.stop(grace=0) >= 4
+        await task
+    assert hanging == 4  # its own slots, all of them, and nobody else's
+    assert issues == {
+        "floods": "HTTP 500",
+        "fails": "HTTP 500",
+        "breaks": "answer cut off",
+        "redirects": "redirect not followed",
+    }
 
 
 async def test_nobody_there_is_named() -> None:

@@ -126,14 +126,17 @@ def _parsed(body: bytes) -> Any:
 
 
 def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    found = value
     for step in path:
         if isinstance(step, int):
-            if not isinstance(value, list) or step >= len(value):
+            if not isinstance(found, list) or step >= len(found):
                 return _NOTHING
-        elif not isinstance(value, dict) or step not in value:
-            return _NOTHING
-        value = value[step]
-    return value
+            found = found[step]
+        else:
+            if not isinstance(found, dict) or step not in found:
+                return _NOTHING
+            found = found[step]
+    return found
 
 
 def _dumped(value: Any) -> str:

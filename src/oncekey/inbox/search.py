@@ -107,7 +107,7 @@ def _candidates(query: Query, wanted: Filter, span: str, now: int) -> tuple[str,
             "x.id",
             [span.format("x.id"), *_about_failure(query, wanted, "x")],
         )
-    if wanted.state in _OPEN:
+    if wanted.state is not None and wanted.state in _OPEN:
         standing = [span.format("d.id"), _standing(query, wanted.state, now)]
         return (
             "oncekey_inbox_delivery d",
@@ -120,7 +120,7 @@ def _candidates(query: Query, wanted: Filter, span: str, now: int) -> tuple[str,
 def _history(query: Query, wanted: Filter) -> list[str]:
     """Conditions of an event whose deliveries are looked at only once it is a candidate."""
     conditions = []
-    if wanted.state in (DeliveryState.DELIVERED, DeliveryState.DISCARDED):
+    if wanted.state is DeliveryState.DELIVERED or wanted.state is DeliveryState.DISCARDED:
         target = f"AND a.target = {query.mark(wanted.target)}" if wanted.target else ""
         conditions.append(
             "EXISTS (SELECT 1 FROM oncekey_inbox_attempt a WHERE a.event = v.id "

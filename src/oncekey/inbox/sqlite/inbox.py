@@ -161,10 +161,11 @@ class AsyncSQLiteInbox(InboxBase):
 
     def _look(self, flow: views.Flow[T]) -> T:
         try:
-            if self._reader is None:
-                self._reader = self._database.open()
-                self._reader.execute("PRAGMA query_only=1")
-            on = self._reader.cursor()
+            reader = self._reader
+            if reader is None:
+                reader = self._reader = self._database.open()
+                reader.execute("PRAGMA query_only=1")
+            on = reader.cursor()
             on.execute("BEGIN")  # one snapshot, so that what a page says goes together
             try:
                 return drive(flow, functools.partial(self._step, on))
