@@ -14,10 +14,12 @@ from tests.resilience.conftest import TERMS, Away, key
 
 from oncekey import (
     AsyncOnce,
+    AsyncSQLiteStore,
     AsyncWebhookDedup,
     IdempotencyStore,
     MemoryStore,
     Once,
+    SQLiteStore,
     ToolContext,
     WebhookDedup,
 )
@@ -427,3 +429,46 @@ def test_a_restarted_process_reconciles_what_it_finds(
     eventually(lambda: not list(pages(tmp_path / "journal")))
     assert fresh.charge("o-1") == {"order": "o-1", "cents": 1}
     assert fresh.effects == ["o-2"]
+
+
+def test_a_child_goes_on_with_a_journal_of_its_own(
+    shop: Shop, away: Away, opened: Any, tmp_path: Path
+) -> None:
+    """After a fork in an outage the child replays what was done before it, and writes its own."""
+    away.begin()
+    shop.charge("o-1")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            shop.charge("o-1")
+            shop.charge("o-2")
+            code = 0 if shop.effects == ["o-1", "o-2"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(pages(tmp_path / "journal"))) == 2
+    away.end()
+    made = shop.store.reconcile()
+    assert (made.inserted, made.duplicates, made.files) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("on_outage", ["closed", "open"])
+def test_it_keeps_the_contract_of_stores(tmp_path: Path, on_outage: Any) -> None:
+    """The suite that every store must pass, on the store around one, in both forms."""
+    from oncekey.conformance import arun_all, run_all
+
+    def path(kind: str) -> str:
+        return str(tmp_path / f"{kind}.db")
+
+    journal = tmp_path / "journal"
+    results = run_all(
+        lambda: resilient(SQLiteStore(path("sync")), on_outage=on_outage, journal=journal)
+    )
+    results += asyncio.run(
+        arun_all(
+            lambda: resilient(AsyncSQLiteStore(path("async")), on_outage=on_outage, journal=journal)
+        )
+    )
+    assert len(results) > 20
+    assert [(one.name, one.error) for one in results if one.error] == []

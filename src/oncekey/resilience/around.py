@@ -37,7 +37,7 @@ class Around:
     ) -> None:
         self.store = store
         self.breaker = breaker
-        self.on_outage = on_outage
+        self.on_outage: OnOutage = on_outage
         self.tenant: str = getattr(store, "tenant", "")
         self.poll_seconds: float = store.poll_seconds
         self.never_waits = False

@@ -192,7 +192,7 @@ def _kind(base: type, powers: tuple[type, ...]) -> Any:
 def made(store: Any, breaker: Breaker, fallback: Fallback | None, on_outage: OnOutage) -> Any:
     """The store around ``store``. One that goes on without it has no transactions."""
     base = ResilientStore if isinstance(store, Store) else AsyncResilientStore
-    powers = [passed for power, passed in _POWERS if isinstance(store, power)]
+    powers: list[type] = [passed for power, passed in _POWERS if isinstance(store, power)]
     if on_outage == "closed":
         powers += [passed for power, passed in _TRANSACTIONS if isinstance(store, power)]
         if hasattr(store, "complete_on"):
