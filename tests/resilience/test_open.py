@@ -431,6 +431,20 @@ def test_a_restarted_process_reconciles_what_it_finds(
     assert fresh.effects == ["o-2"]
 
 
+def test_the_outage_ends_while_the_work_is_done(shop: Shop, away: Away, opened: Any) -> None:
+    """What began without the store ends without it, copies wait for it, and then it goes in."""
+    away.begin()
+    reply = shop.store.claim(key("k"), b"o" * 16, b"f", TERMS)
+    away.end()
+    shop.recover()
+    assert shop.store.claim(key("k"), b"p" * 16, b"f", TERMS).verdict is Verdict.IN_FLIGHT
+    assert shop.store.renew(key("k"), b"o" * 16, reply.fence, TERMS)
+    assert shop.store.complete(key("k"), b"o" * 16, reply.fence, b"j1", TERMS)
+    shop.store.reconcile()
+    assert opened.read(key("k")).owner == b"o" * 16
+    assert opened.read(key("k")).answer == b"j1"
+
+
 def test_a_child_goes_on_with_a_journal_of_its_own(
     shop: Shop, away: Away, opened: Any, tmp_path: Path
 ) -> None:
