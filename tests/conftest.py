@@ -34,6 +34,7 @@ HEAVY = (
     "tests/functions/",
     "tests/interop/",
     "tests/receiver/test_refusals",
+    "tests/resilience/test_outage",
     "tests/signatures/",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
