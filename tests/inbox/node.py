@@ -12,6 +12,7 @@ import sqlite3
 import sys
 from typing import Any
 
+from oncekey import SQLiteStore
 from oncekey.inbox import Arrival, AsyncInbox, Delivery, Route, TargetPolicy, open_inbox
 from oncekey.inbox.consume import Consumer
 from oncekey.inbox.delivery import DeliveryWorker, Destination
@@ -46,6 +47,15 @@ def consumer_of(inbox: AsyncInbox, app: str, pool: Any) -> Consumer:
             await connection.execute("INSERT INTO effects (name) VALUES ($1)", delivery.event.key)
 
         return consumer
+    if not inbox.url.endswith(app):
+        # The inbox is elsewhere: the record in the app's own file makes a second one a replay.
+        elsewhere = Consumer(inbox, "app", on=None, store=SQLiteStore(app), policy=ONE)
+
+        @elsewhere
+        def replayed(connection: Any, delivery: Delivery) -> None:
+            connection.execute("INSERT INTO effects (name) VALUES (?)", (delivery.event.key,))
+
+        return elsewhere
     opened = sqlite3.connect(app, check_same_thread=False, isolation_level=None, timeout=20)
     opened.execute("PRAGMA synchronous=NORMAL")  # the processes die here, the machine does not
     consumer = Consumer(inbox, "app", on=opened, policy=ONE)

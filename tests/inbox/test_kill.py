@@ -141,6 +141,16 @@ async def test_a_node_killed_again_and_again_on_sqlite(tmp_path: Path) -> None:
     await storm(f"sqlite:///{app}", app, nodes=1, events=kills * 20, kills=kills)
 
 
+async def test_a_node_killed_whose_app_is_elsewhere(tmp_path: Path) -> None:
+    """The inbox in one file and the app in another: effects are still exactly once."""
+    app = str(tmp_path / "app.db")
+    with contextlib.closing(sqlite3.connect(app)) as made:
+        made.execute("CREATE TABLE effects (name text NOT NULL)")
+    kills = 50 if LONG else 4
+    url = f"sqlite:///{tmp_path / 'inbox.db'}"
+    await storm(url, app, nodes=1, events=kills * 20, kills=kills)
+
+
 async def test_nodes_killed_again_and_again_on_postgres(postgres: Databases) -> None:
     """Three nodes on one server, each killed under load."""
     url = postgres.database()

@@ -128,6 +128,17 @@ async def test_a_batch_is_one_statement(inbox: AsyncInbox, url: str) -> None:
     assert calls["finished"] <= 3
 
 
+async def test_large_bodies_share_no_statement(inbox: AsyncInbox) -> None:
+    """A batch of large events is cut to what a message may hold, and all of it is kept."""
+    bodies = [bytes([n]) * 6_000_000 for n in range(6)]
+    kept = await asyncio.gather(
+        *(inbox.ingest(arrival(f"k{n}", body)) for n, body in enumerate(bodies))
+    )
+    assert all(one.new for one in kept)
+    found = [await inbox.event(one.id) for one in kept]
+    assert [one.event.body for one in found if one is not None] == bodies
+
+
 async def test_tables_that_are_missing_or_newer_are_told(postgres: Databases) -> None:
     """Each is refused with what to run."""
     url = postgres.database()

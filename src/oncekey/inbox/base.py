@@ -267,22 +267,37 @@ def shown(text: str) -> str:
     return text[:_SHOWN].replace("\0", "").encode("utf-8", "replace").decode()
 
 
+def _is_text(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def checked_arrival(arrival: Arrival) -> Arrival:
     """An arrival that can be kept.
 
     Raises:
         InvalidKeyError: A name or the key of it can't be stored.
-        InvalidRequestError: It is no arrival, or names a target twice.
+        InvalidRequestError: It is no arrival, names a target twice, or its body or a header can't
+            be stored.
     """
     if not isinstance(arrival, Arrival):
         raise InvalidRequestError(f"ingest takes an Arrival, got a {type(arrival).__name__}")
     check_text(arrival.source, "source", 200)
     check_text(arrival.key, "the key of an event")
-    if arrival.type:
+    if arrival.type != "":
         check_text(arrival.type, "the type of an event", 500)
+    if not isinstance(arrival.body, bytes):
+        raise InvalidRequestError(f"a body is bytes, got a {type(arrival.body).__name__}")
     for name, value in arrival.headers:
-        if "\0" in name or "\0" in value:
-            raise InvalidRequestError("a header of an arrival holds a NUL: leave that header out")
+        if "\0" in name or "\0" in value or not _is_text(name + value):
+            raise InvalidRequestError(
+                "a header of an arrival holds a NUL or half of a surrogate pair: leave it out"
+            )
     for route in arrival.routes:
         check_text(route.target, "the name of a target", 200)
         if route.order_key is not None:
@@ -297,9 +312,11 @@ def checked_results(results: Sequence[Result]) -> list[Result]:
     """Results that can be kept.
 
     Raises:
-        PolicyError: An outcome is not one that an attempt may have.
+        PolicyError: An outcome is not one that an attempt may have, or a number is out of bounds.
     """
     for result in results:
+        if not (abs(result.status) < 2**31 and 0 <= result.retry_in_ms < 2**43):
+            raise PolicyError("a status has 32 bits, and the time until a retry is not negative")
         if result.outcome not in _COUNTED_AS:
             raise PolicyError("a result is delivered, retry or dead: discard() gives up for good")
     return list(results)

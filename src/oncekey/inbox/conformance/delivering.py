@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from oncekey.errors import InvalidKeyError
+from oncekey.errors import InvalidKeyError, InvalidRequestError
 from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.conformance.base import (
     LEASE,
@@ -17,11 +17,7 @@ from oncekey.inbox.conformance.base import (
     states,
 )
 from oncekey.inbox.filters import Filter
-from oncekey.inbox.models import (
-    Arrival,
-    DeliveryState,
-    Outcome,
-)
+from oncekey.inbox.models import Arrival, DeliveryState, Outcome, Route
 
 
 @check
@@ -82,6 +78,18 @@ async def refuses_what_cannot_be_kept(nodes: Nodes) -> None:
         arrival("k", "a\0"),
         arrival("k", "app", order="\ud800"),
     ]
+    odd = [
+        Arrival("shop", "k", "paid", "text"),  # type: ignore[arg-type]
+        Arrival("shop", "k", "paid", b"", (("x", "\ud800"),)),
+        Arrival("shop", "k", "paid", b"", (("x", "a\0b"),)),
+        Arrival("shop", "k", "paid", b"", (), (Route("app"), Route("app"))),
+    ]
+    for one in odd:
+        try:
+            await inbox.ingest(one)
+        except InvalidRequestError:
+            continue
+        raise AssertionError("what can't be kept was taken")
     calls = [inbox.ingest(one) for one in bad]
     *refused, kept = await asyncio.gather(
         *calls, inbox.ingest(arrival("good", "app")), return_exceptions=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from oncekey._core.drive import adrive
@@ -38,6 +38,7 @@ SQL: Final = schema.SQL
 _INGEST: Final = SQL["ingest"].format(due_at=SQL["part_due_at"])
 _INGEST_IN_ORDER: Final = SQL["ingest"].format(due_at=SQL["part_due_in_order"])
 _BATCH: Final = 256
+_LARGEST: Final = 16_000_000  # bytes of bodies in one statement
 _ROUNDS: Final = 10  # of an ingest whose keys others take and give back meanwhile
 _FULL_LOOK: Final = 3.0  # seconds between looks without a floor
 _SLACK_MS: Final = 2_000  # how much later a commit may be seen than it was due
@@ -104,7 +105,8 @@ class AsyncPostgresInbox(InboxBase):
         known: dict[bytes, tuple[int, bytes]] = {}  # the event of a key, and its body's digest
         waiting = list(asked.values())
         for _ in range(_ROUNDS):
-            known |= await self._keep(waiting)
+            for part in _parts(waiting):
+                known |= await self._keep(part)
             waiting = [job for job in waiting if job.method.digest not in known]
             if not waiting:
                 break
@@ -331,6 +333,21 @@ async def _driven(flow: views.Flow[T], connection: Any) -> T:
         return list(await connection.fetch(sql if own is None else SQL[own], *args))
 
     return await adrive(flow, step)
+
+
+def _parts(jobs: list[Job]) -> Iterator[list[Job]]:
+    """Jobs whose bodies together are of a size that a message may have."""
+    part: list[Job] = []
+    size = 0
+    for job in jobs:
+        length = len(job.args[0].body)
+        if part and size + length > _LARGEST:
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += length
+    if part:
+        yield part
 
 
 def _columns(rows: Sequence[Any], number: int) -> list[list[Any]]:
