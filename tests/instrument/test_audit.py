@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import Databases, _given, _own, own_postgres, postgres
+from tests.servers.fixtures_pg import Databases
 
 from oncekey import Once
 from oncekey.cli import main
@@ -29,8 +29,6 @@ from oncekey.instrument.audit import (
 )
 from oncekey.receiver.audit import AuditEntry as EntryOfReceivers
 from oncekey.receiver.audit import AuditTable
-
-__all__ = ["_given", "_own", "own_postgres", "postgres"]
 
 SECRET = b"sixteen bytes or more"
 WRITERS, EACH = 4, 50

@@ -138,7 +138,7 @@ class _Receiver(Generic[S]):
         rules, begun = self._decisions, time.monotonic()
         works: list[Work | Outcome] = []
         outcomes: list[Outcome] = []
-        verdict: Verdict | None = None
+        verdict: Any = None  # until it is asked for
         response = rules.refuse_unread(delivery)
         if response is None:
             if self._judges:
