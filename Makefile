@@ -19,6 +19,8 @@ DEMO_ARGS ?=
 WALK_ARGS ?=
 GROWTH_ARGS ?=
 FUZZ_ARGS ?=
+FAULTS_ARGS ?=
+MUTANTS_ARGS ?=
 DELIVERIES ?= 100000
 
 # Nothing from outside may put the source tree, or another Python's library, on sys.path.
@@ -33,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check fuzz storm docs bench bench-growth walk wheel sbom clean
+.PHONY: help demo test test-all check fuzz storm faults mutants docs bench bench-growth walk wheel sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +86,19 @@ storm: $(VENV)/pythons ## 100,000 deliveries for each store, workers killed: up 
 storm-py%: $(VENV)/py%/.wheel
 	@ONCEKEY_STORM=$(DELIVERIES) ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest \
 	    -s -o cache_dir=$(CACHE)/pytest-$* tests/faults/test_delivery_storm.py
+
+faults: $(VENV)/pythons ## Break everything that can break, and report: each fault under a minute
+	@$(MAKE) --no-print-directory faults-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
+
+faults-py%: $(VENV)/py%/.wheel
+	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python scripts/faults.py -n $(PYTEST_WORKERS) \
+	    --dist worksteal --json build/faults.json $(FAULTS_ARGS)
+
+mutants: $(VENV)/pythons ## Make known mistakes in copies of the source: tests must notice each
+	@$(MAKE) --no-print-directory mutants-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
+
+mutants-py%: $(VENV)/py%/.deps
+	@$(VENV)/py$*/bin/python scripts/mutants.py $(MUTANTS_ARGS)
 
 docs: $(VENV)/docs/.wheel ## Build the documentation into build/docs; warnings are errors
 	@$(VENV)/docs/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs

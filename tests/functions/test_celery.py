@@ -138,6 +138,15 @@ def test_a_copy_in_flight_can_be_dropped(tasks: Any, place: Place) -> None:
     assert place.effects("dropped") == 1
 
 
+def test_a_soft_time_limit_frees_the_key(tasks: Any, place: Place) -> None:
+    """A task that is out of time counts as failed: the retry runs at once, not after the lease."""
+    sent = tasks.runs_out_of_time.delay("out of time")
+    assert result(sent) == [1, 2]  # by the second attempt, on the first retry
+    assert place.effects("out of time") == 2
+    assert result(tasks.runs_out_of_time.delay("out of time")) == [0, 2]  # and it is done
+    assert place.effects("out of time") == 2
+
+
 def test_a_killed_worker_is_taken_over_from(tasks: Any, place: Place) -> None:
     """kill -9 after the effect, with ``acks_late``: at least once, and the second one knows."""
     assert result(tasks.dies.delay("dies")) is True

@@ -129,6 +129,8 @@ def test_the_fixtures_are_listed_with_what_they_are(pytester: pytest.Pytester) -
     assert sorted(name for name, _ in names) == [
         "oncekey_async_store",
         "oncekey_clock",
+        "oncekey_lab",
+        "oncekey_proxy",
         "oncekey_sqlite",
         "oncekey_store",
         "webhook_kit",
@@ -172,3 +174,16 @@ def test_every_name_of_the_kit_is_there() -> None:
     assert dir(kit) == sorted(kit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         kit.nonsense  # noqa: B018
+
+
+def test_the_laboratory_keeps_reports(pytester: pytest.Pytester) -> None:
+    """``oncekey_lab`` is the laboratory, and ``--oncekey-lab-html`` a folder of its pages."""
+    pytester.makepyfile(
+        """
+        def test_store(oncekey_lab, oncekey_proxy):
+            assert oncekey_lab(store="memory://").run(["claims at once"]).check().ok
+            assert oncekey_proxy("127.0.0.1:1").port
+        """
+    )
+    run(pytester, "--oncekey-lab-html", "pages").assert_outcomes(passed=1)
+    assert [path.suffix for path in (pytester.path / "pages").iterdir()] == [".html"]

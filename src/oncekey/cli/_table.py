@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "plan": Command("set up", "plan", "work out the memory, disk and writes that a load needs"),
     "migrate": Command("set up", "migrate", "make or update the tables of a PostgreSQL store"),
     "conformance": Command("set up", "conformance", "check that a store keeps the contract"),
+    "lab": Command("set up", "lab", "break things around a receiver or store, and see what holds"),
     "providers": Command("hooks", "providers", "list the webhook providers that are known"),
     "sign": Command("hooks", "sign", "sign a webhook body as a provider would"),
     "send": Command("hooks", "send", "sign webhook bodies and send them to an endpoint"),
