@@ -74,6 +74,11 @@ check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), i
 	run lint-imports --no-logo --cache-dir $(CACHE)/import-linter; \
 	test -z "$$failed" || { echo "check failed:$$failed" >&2; exit 1; }
 
+.PHONY: test-browser
+test-browser: $(VENV)/browser/.wheel $(VENV)/axe/.done ## Drive the dashboard with the Chromium of this machine
+	@ONCEKEY_TEST_INSTALLED=1 ONCEKEY_TEST_AXE=$(CURDIR)/$(VENV)/axe $(VENV)/browser/bin/python -m pytest \
+	    -o cache_dir=$(CACHE)/pytest-browser tests/browser $(PYTEST_ARGS)
+
 fuzz: $(VENV)/pythons ## Give every signature scheme 200,000 hostile deliveries: minutes
 	@$(MAKE) --no-print-directory fuzz-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
 
@@ -171,6 +176,15 @@ $(VENV)/paddle/.done: $(PINS) $(VENV)/build/.deps
 
 $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),check test)
+
+$(VENV)/browser/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(oldest),test browser)
+
+# Without npm the tests that need it are skipped; in CI they fail.
+$(VENV)/axe/.done:
+	@mkdir -p $(@D)
+	@npm install --silent --no-audit --no-fund --prefix $(@D) axe-core@4.14.0 || echo "axe-core: no npm here"
+	@touch $@
 
 $(VENV)/docs/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),docs)

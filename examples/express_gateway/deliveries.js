@@ -14,19 +14,18 @@ const done = new Set(); // in your app: a table with a unique event id
  * @returns {{status: number, text: string}} 2xx: done with; anything else: send it again
  */
 function handle(headers, body) {
-  const id = headers["oncekey-event-id"];
-  const sender = headers["oncekey-sender"];
-  if (!id || !sender) {
+  const id = headers["webhook-id"];
+  const source = headers["oncekey-source"];
+  if (!id || !source) {
     return { status: 400, text: "this is no delivery of the gateway's\n" };
   }
-  const key = `${sender} ${id}`;
-  if (done.has(key)) {
-    console.log(`again: ${id} of ${sender}`);
+  if (done.has(id)) {
+    console.log(`again: ${id} of ${source}`);
     return { status: 200, text: "done before\n" };
   }
-  const type = headers["oncekey-event-type"] || "event";
-  console.log(`${type} ${id} of ${sender}: ${body.length} bytes`); // your work
-  done.add(key);
+  const type = headers["oncekey-type"] || "event";
+  console.log(`${type} ${id} of ${source}: ${body.length} bytes`); // your work
+  done.add(id);
   return { status: 200, text: "done\n" };
 }
 

@@ -234,3 +234,31 @@ def test_the_demo_needs_nothing(tmp_path: Path) -> None:
         assert status == 200
         code, errors = gateway.stop(signal.SIGINT)
     assert (code, errors) == (0, "")
+
+
+def test_nodes_share_one_inbox(target: App, tmp_path: Path, pg_url: str) -> None:
+    """Two gateways on one PostgreSQL: copies that come to both are one event and one delivery."""
+    command = [sys.executable, "-m", "oncekey", "migrate", "--inbox", pg_url]
+    subprocess.run(command, check=True, capture_output=True)
+    file = str(config(tmp_path, target.url, pg_url))
+    with (
+        Served("--config", file, "--port", "0") as first,
+        Served("--config", file, "--port", "0") as second,
+    ):
+        threads = [
+            threading.Thread(target=node.deliver, args=(event(f"evt_{number}", node.address),))
+            for number in range(20)
+            for node in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: len(target.events()) == 20, "twenty deliveries")
+        rows = second.api("GET", "/events?limit=100")["items"]
+        assert len(rows) == 20
+        assert sum(row["duplicates"] for row in rows) == 20
+        for node in (first, second):
+            code, errors = node.stop()
+            assert (code, errors) == (0, "")
+    assert len(target.requests) == 20

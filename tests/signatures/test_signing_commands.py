@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import threading
@@ -15,19 +14,13 @@ import pytest
 from tests.signatures.cases import NOW, SECRET, URL, make
 
 from oncekey.cli import main
-from oncekey.cli import providers as providers_command
-from oncekey.cli import send as send_command
-from oncekey.cli import sign as sign_command
+from oncekey.cli._parser import parse
 from oncekey.errors import PolicyError
 from oncekey.signatures import Verdict, providers
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="oncekey")
-    commands = parser.add_subparsers(required=True)
-    for one in (providers_command, sign_command, send_command):
-        one.add_to(commands)
-    parsed = parser.parse_args(arguments)
+    parsed = parse(arguments)
     code: int = parsed.run(parsed)
     return code
 
@@ -217,3 +210,28 @@ def test_wrong_targets_are_refused(body: str, url: str, options: tuple[str, ...]
     """Before anything is sent."""
     with pytest.raises(PolicyError):
         run("send", url, "github", "--secret-env", "HOOK_SECRET", *options, body)
+
+
+@pytest.mark.parametrize("name, kind", [("stripe", "invoice.paid"), ("github", "issues")])
+def test_a_sample_needs_no_file(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a file a body of the provider's is made, of the type that is asked for."""
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    assert run("sign", name, "--secret-env", "HOOK_SECRET", "--type", kind, "--json") == 0
+    row = json.loads(capsys.readouterr().out)
+    raw = base64.b64decode(row["body_base64"])
+    maker = make(name)
+    verdict = maker.verify(row["method"], row["url"], row["headers"], raw)
+    assert verdict.ok
+    assert maker.items(row["headers"], raw)[0].event_type == kind
+
+
+def test_curl_is_printed_and_nothing_sent(body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--curl`` prints a command with the signature in it, and never the secret."""
+    words = ("send", "http://127.0.0.1:9/hooks", "stripe", body, "--secret-env", "HOOK_SECRET")
+    assert run(*words, "--curl") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("curl -X POST http://127.0.0.1:9/hooks -H ")
+    assert "v1=" in told
+    assert SECRET not in told

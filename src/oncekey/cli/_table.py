@@ -27,6 +27,10 @@ GROUPS: Final = {
 COMMANDS: Final = {
     "serve": Command("gateway", "serve", "run the gateway: a durable inbox, an API, a dashboard"),
     "init": Command("gateway", "init", "write a config for the gateway"),
+    "events": Command("gateway", "events", "list the events of a gateway"),
+    "event": Command("gateway", "event", "show one event, with its attempts and copies"),
+    "issues": Command("gateway", "issues", "list what a gateway can't deliver, and why"),
+    "listen": Command("gateway", "listen", "bring events to an app on this machine"),
     "password": Command("gateway", "password", "hash a password, for a user of the dashboard"),
     "doctor": Command("look", "doctor", "look for what is set up wrongly"),
     "stats": Command("look", "stats", "count what is in a store"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import shlex
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,9 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="how long to wait for an answer",
     )
+    parser.add_argument(
+        "--curl", action="store_true", help="send nothing: print the command that would"
+    )
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -62,20 +66,34 @@ def run(arguments: argparse.Namespace) -> int:
     maker = make_provider(arguments)
     out = Output(arguments)
     rows: list[_Answer] = []
-    for body in bodies(arguments.files):
+    for body in bodies(maker, arguments):
         requests = _copies(maker, arguments, body)
+        if arguments.curl:
+            out.line(_curl(requests[0]))
+            continue
         with ThreadPoolExecutor(min(arguments.at_once, len(requests))) as pool:
             answers = list(pool.map(lambda one: _send(one, arguments.timeout), requests))
         rows += answers
         for answer in () if out.as_json else answers:
             status = str(answer.status or "none")
             out.line(f"{status:<5} {answer.milliseconds:7.1f} ms  {answer.text}")
+    if arguments.curl:
+        return 0
     failed = sum(not 200 <= one.status < 300 for one in rows)
     if out.as_json:
         out.json([one._asdict() for one in rows])
     else:
         out.line(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
     return 1 if failed else 0
+
+
+def _curl(request: SignedRequest) -> str:
+    """A line for a shell. Its signature is good for as long as the provider's clocks may differ."""
+    words = ["curl", "-X", request.method, request.url]
+    for name, value in request.headers.items():
+        words += ["-H", f"{name}: {value}"]
+    words += ["--data-binary", request.body.decode("utf-8", "surrogateescape")]
+    return shlex.join(words)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.cli._stores import from_environment
 from oncekey.errors import PolicyError
+from oncekey.signatures.delivery import Headers
 
 if TYPE_CHECKING:
     from oncekey.signatures import Provider, SignedRequest
@@ -43,7 +44,13 @@ def add_to(commands: Any) -> None:
 
 def add_signing_options(parser: argparse.ArgumentParser) -> None:
     """What ``sign`` and ``send`` have in common."""
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a body each; - is standard input")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*",
+        help="a body each; - is standard input. Without one, a sample of the provider's is made",
+    )
+    parser.add_argument("--type", metavar="TYPE", help="of the sample, such as invoice.paid")
     parser.add_argument(
         "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
     )
@@ -74,7 +81,7 @@ def add_signing_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print each request."""
     maker = make_provider(arguments)
-    for body in bodies(arguments.files):
+    for body in bodies(maker, arguments):
         request = sign_body(maker, arguments, arguments.url, body)
         if arguments.json:
             fields = request._replace(body=base64.b64encode(request.body))._asdict()
@@ -142,14 +149,31 @@ def sign_body(
     )
 
 
-def bodies(files: list[str]) -> Iterator[bytes]:
-    """The bytes of each file.
+def bodies(maker: Provider, arguments: argparse.Namespace) -> Iterator[bytes]:
+    """The bytes of each file; without one, those of a sample.
 
     Raises:
-        PolicyError: A file can't be read.
+        PolicyError: A file can't be read, or there is no sample of that type.
     """
-    for name in files:
+    if not arguments.files:
+        yield _sample(maker, arguments)
+    elif arguments.type:
+        raise PolicyError("--type is for a sample: leave out the files, or --type")
+    for name in arguments.files:
         try:
             yield sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         except OSError as error:
             raise PolicyError(f"{name} can't be read: {error.strerror}") from None
+
+
+def _sample(maker: Provider, arguments: argparse.Namespace) -> bytes:
+    """A body such as the provider sends; what it says in headers is sent along."""
+    from oncekey.signatures.event_fields import event_field
+    from oncekey.testing import sample
+
+    made = sample(maker, type=arguments.type, url="https://example.com/")
+    told = event_field(maker.event_type).headers if maker.event_type else ()
+    for name, value in Headers(made.headers).items():
+        if name in told:
+            arguments.header = [*arguments.header, f"{name}: {value}"]
+    return made.body

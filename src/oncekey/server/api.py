@@ -42,17 +42,31 @@ def problem(status: int, title: str, detail: str = "", **headers: str) -> Respon
 
 def api_routes(gateway: Gateway) -> list[Route]:
     """The routes of every endpoint, and of the document that describes them."""
-    routes = []
+    ways: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         path = f"/_oncekey/api/v1{endpoint.path}"
-        serve = _serving(gateway, endpoint)
-        routes.append(Route(path, serve, methods=[endpoint.method]))
+        ways.setdefault(path, {})[endpoint.method] = _serving(gateway, endpoint)
+    routes = [
+        Route(path, _by_method(serves), methods=list(serves)) for path, serves in ways.items()
+    ]
     described = document()
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(described)
 
     return [*routes, Route("/_oncekey/api/openapi.json", openapi, methods=["GET"])]
+
+
+def _by_method(serves: dict[str, Any]) -> Any:
+    """One route a path, so that a 405 names every method that it has."""
+
+    async def serve(request: Request) -> Response:
+        answer: Response = await serves["GET" if request.method == "HEAD" else request.method](
+            request
+        )
+        return answer
+
+    return serve
 
 
 async def caller(gateway: Gateway, request: Request) -> Person | None:
@@ -176,14 +190,23 @@ def _checked(one: Parameter, value: Any) -> Any:
     return value
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it can be stored: JSON may have half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _fits(schema: Any, value: Any) -> bool:
     kind = schema["type"]
     if kind == "string":
         return (
             isinstance(value, str)
             and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf)
-            and "\0" not in value
-            and value.isprintable()
+            and re.fullmatch(schema.get("pattern", "(?s:.*)"), value) is not None
+            and _is_unicode(value)
             and value in schema.get("enum", (value,))
         )
     if kind == "array":

@@ -6,6 +6,7 @@ is wrong is said at once, and nothing is taken of a config with a fault in it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -200,14 +201,14 @@ class _Reading:
             self._faults.add("store", f"there is no inbox of kind {scheme!r}", fix)
 
     def _check_url(self, key: str, url: str) -> None:
-        try:
+        netloc, usable = "", False
+        with contextlib.suppress(ValueError):
             parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            usable = False
+            netloc, port = parts.netloc, parts.port
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
         if not usable:
             self._faults.add(key, "is no URL", "Write it like https://host/path")
-        elif "@" in parts.netloc:
+        elif "@" in netloc:
             fix = "Leave it out: what is delivered is signed; see secret_env"
             self._faults.add(key, "has a user or password in it", fix)
 

@@ -67,8 +67,10 @@ class Endpoint:
     tag: str = field(default="events")
 
 
-_TEXT: Final = {"type": "string", "maxLength": 1000}
-_NAMES: Final = {"type": "array", "items": {"type": "string", "maxLength": 63}, "maxItems": 100}
+_PLAIN: Final = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # no control characters
+_TEXT: Final = {"type": "string", "maxLength": 1000, "pattern": _PLAIN}
+_TARGET: Final = {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,62}$"}
+_NAMES: Final = {"type": "array", "items": _TARGET, "maxItems": 100}
 _Q: Final = Parameter(
     "q", _TEXT, "a search, such as source:stripe type:invoice.* state:dead age:>1h"
 )
@@ -284,7 +286,7 @@ _MINUTES: Final = Parameter(
     {"type": "integer", "minimum": 1, "maximum": MOST_MINUTES, "default": 60},
     "how far back",
 )
-_NAME: Final = {"type": "string", "minLength": 1, "maxLength": 255}
+_NAME: Final = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _PLAIN}
 _WHOSE: Final = (
     Parameter("source", _NAME, "which source", True),
     Parameter("key", _NAME, "the key, such as the provider's id of the event", True),

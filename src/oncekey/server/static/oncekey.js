@@ -123,6 +123,7 @@ document.addEventListener("keydown", (event) => {
 $("help-button")?.addEventListener("click", () => $("help").showModal());
 
 // --- Small things
+document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 document.addEventListener("submit", (event) => {
   const asked = event.target.dataset.confirm;
   if (asked && !confirm(asked)) event.preventDefault();

@@ -1,0 +1,62 @@
+"""``oncekey event ID``: one event of a gateway, with all that happened to it."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from typing import Any
+
+from oncekey.cli._gateway import GatewayClient, add_gateway
+from oncekey.cli._output import Output, add_json_option, printable
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "event",
+        help="show one event of a gateway, with its attempts and copies",
+        description="Shows one event of a running gateway: its deliveries, attempts and copies.",
+    )
+    parser.add_argument("id", metavar="ID", help="msg_ and 16 hex digits")
+    parser.add_argument(
+        "--body", action="store_true", help="print the raw body and nothing else, for a file"
+    )
+    add_gateway(parser)
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
+    found = GatewayClient(arguments).get("events", arguments.id)
+    output = Output(arguments)
+    if arguments.body:
+        text = found["body"]
+        raw = base64.b64decode(text) if found["body_encoding"] == "base64" else text.encode()
+        sys.stdout.buffer.write(raw)
+        sys.stdout.buffer.flush()
+        return 0
+    if output.as_json:
+        output.json(found)
+        return 0
+    shown = ("id", "at", "source", "type", "key", "size")
+    output.pairs({name: printable(str(found[name])) for name in shown})
+    output.line()
+    moments = [(found["at"], "received", f"from {found['source']}")]
+    moments += [(one["at"], "copy stopped", "" if one["same"] else "another body")
+                for one in found["duplicates"]]  # fmt: skip
+    moments += [
+        (one["at"], f"{one['target']}: {one['outcome']}",
+         f"{one['ms']} ms, status {one['status']} {one['error']}".rstrip())
+        for one in found["attempts"]
+    ]  # fmt: skip
+    moments += [(one["at"], one["action"], f"by {one['actor']}") for one in found["actions"]]
+    for at, what, more in sorted(moments):
+        output.line(f"{at}  {printable(what):<24} {printable(more)}".rstrip())
+    waiting = [one for one in found["deliveries"] if one["due_at"]]
+    for one in waiting:
+        output.line(f"{one['due_at']}  next try of {one['target']} ({one['state']})")
+    return 0

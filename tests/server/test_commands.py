@@ -1,0 +1,106 @@
+"""The commands that look at a running gateway, and those that prepare one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.server.process import SECRET, TOKEN, App, Served, app, config, event, until
+
+from oncekey.server.config import read_config
+
+
+def oncekey(*words: str, given: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command of ours, as a process."""
+    return subprocess.run(
+        [sys.executable, "-m", "oncekey", *words],
+        capture_output=True,
+        text=True,
+        input=given,
+        check=False,
+        env={**os.environ, "ONCEKEY_TOKEN": TOKEN, "SHOP_SECRET": SECRET, **environ},
+    )
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[App]:
+    with app() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def gateway(target: App, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with Served("--config", str(config(folder, target.url)), "--port", "0") as one:
+        for number in range(3):
+            assert one.deliver(event(f"evt_{number}", one.address)) == 200
+        assert one.deliver(event("evt_0", one.address)) == 200
+        until(lambda: len(target.events()) == 3, "three deliveries")
+        yield one
+
+
+def test_events_and_one_of_them(gateway: Served) -> None:
+    """The list is found by a search; one event has its copy and its attempt; the body is raw."""
+    listed = oncekey("events", "source:shop", "--json", "--gateway", gateway.address)
+    rows = json.loads(listed.stdout)["items"]
+    assert [row["key"] for row in rows] == ["evt_2", "evt_1", "evt_0"]
+    assert "evt_1" in oncekey("events", "evt_1", "--gateway", gateway.address).stdout
+    one = oncekey("event", rows[2]["id"], "--gateway", gateway.address).stdout
+    assert "copy stopped" in one
+    assert "app: delivered" in one
+    body = oncekey("event", rows[2]["id"], "--body", "--gateway", gateway.address).stdout
+    assert json.loads(body)["id"] == "evt_0"
+    assert oncekey("issues", "--gateway", gateway.address).stdout == "nothing fails\n"
+
+
+def test_a_listener_resumes(gateway: Served, tmp_path: Path) -> None:
+    """All events since then reach the app in order; the next start brings only what is new."""
+    cursor = str(tmp_path / "cursor")
+    with app() as mine:
+        words = ("listen", "--since", "1h", "--forward", mine.url, "--cursor", cursor, "--once",
+                 "--gateway", gateway.address)  # fmt: skip
+        first = oncekey(*words)
+        assert first.returncode == 0, first.stderr
+        keys = [json.loads(body)["id"] for _, body in mine.requests]
+        assert keys == ["evt_0", "evt_1", "evt_2"]
+        assert mine.requests[0][0]["oncekey-type"] == "invoice.paid"
+        gateway.deliver(event("evt_3", gateway.address))
+        assert oncekey(*words).returncode == 0
+        assert [json.loads(body)["id"] for _, body in mine.requests[3:]] == ["evt_3"]
+
+
+def test_nobody_there_is_said(gateway: Served) -> None:
+    """No gateway, no token, a wrong token: exit code 2 and what to do, never the token."""
+    gone = oncekey("events", "--gateway", "http://127.0.0.1:9")
+    assert gone.returncode == 2
+    assert "oncekey serve" in gone.stderr
+    bare = oncekey("events", "--gateway", gateway.address, ONCEKEY_TOKEN="")
+    assert bare.returncode == 2
+    assert "ONCEKEY_TOKEN" in bare.stderr
+    wrong = oncekey("events", "--gateway", gateway.address, ONCEKEY_TOKEN="a-wrong-token-of-mine")
+    assert wrong.returncode == 2
+    assert "a-wrong-token" not in wrong.stderr
+
+
+def test_init_writes_a_config_that_works(tmp_path: Path) -> None:
+    """What ``init`` writes is read without a fault, and is not overwritten."""
+    file = tmp_path / "mine.toml"
+    assert oncekey("init", "stripe", "--output", str(file)).returncode == 0
+    settings = read_config(str(file), {"STRIPE_SECRET": "whsec_x"})
+    assert list(settings.sources) == ["stripe"]
+    again = oncekey("init", "github", "--output", str(file))
+    assert again.returncode == 2
+    assert "stripe" in file.read_text()
+
+
+def test_a_password_becomes_a_hash() -> None:
+    """``password`` reads a line and prints a hash that is not the password."""
+    made = oncekey("password", given="correct horse battery\n")
+    assert made.stdout.startswith('password_hash = "$argon2id$')
+    assert "correct" not in made.stdout
+    assert oncekey("password", given="short\n").returncode == 2
