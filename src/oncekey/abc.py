@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from oncekey.errors import StoreError
-from oncekey.models import CachedResponse, ClaimReply, Entry, Key, Page, Record, Scope, Terms
+from oncekey.models import ClaimReply, Entry, Key, Page, Record, Scope, Terms
 
 if TYPE_CHECKING:
+    from oncekey._cached import CachedResponse
     from oncekey._core.transact import AsyncTransaction, Transaction
 
 __all__ = [

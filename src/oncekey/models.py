@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncekey.errors import InvalidKeyError
+
+if TYPE_CHECKING:
+    from oncekey._cached import CachedResponse
 
 __all__ = [
     "MAX_KEY_LENGTH",
@@ -197,8 +199,7 @@ class Key:
         return f"Key({self.scope.hash!r}, {self.shown + '…'!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """The durations of one policy, in whole milliseconds, as stores need them.
 
     Attributes:
@@ -277,16 +278,12 @@ class ClaimReply(NamedTuple):
     own: bool = False
 
 
-@dataclass(frozen=True)
-class CachedResponse:
-    """A stored answer as ``get`` and ``put`` of a backend see it.
+if not TYPE_CHECKING:
 
-    Attributes:
-        payload_hash: The fingerprint of the request that was answered.
-        response: The answer.
-        expires_at_epoch: When it stops being replayed, in seconds since 1970.
-    """
+    def __getattr__(name: str) -> Any:
+        """``CachedResponse``, once somebody asks for it: the others need no dataclasses."""
+        if name != "CachedResponse":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from oncekey._cached import CachedResponse
 
-    payload_hash: str
-    response: dict[str, Any]
-    expires_at_epoch: float
+        return CachedResponse

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import pickle
+import subprocess
+import sys
 import uuid
 
 import pytest
 
+import oncekey
+from oncekey import models
 from oncekey.errors import InvalidKeyError
 from oncekey.models import identity_text
 
@@ -50,3 +56,22 @@ def test_what_names_nobody_is_refused(value: object) -> None:
     """An object, a flag, nothing, a NUL or a text without end is an error, never an identity."""
     with pytest.raises(InvalidKeyError, match="scope"):
         identity_text(value, "scope")
+
+
+def test_a_cached_response_is_a_dataclass_that_is_found_where_it_was() -> None:
+    """Backends call ``asdict`` on one, or pickle it, whatever module it is written in."""
+    one = models.CachedResponse("hash", {"a": 1}, 2.5)
+    assert dataclasses.asdict(one) == {
+        "payload_hash": "hash",
+        "response": {"a": 1},
+        "expires_at_epoch": 2.5,
+    }
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert oncekey.CachedResponse is models.CachedResponse
+
+
+def test_a_memory_store_is_imported_without_dataclasses() -> None:
+    """They take longer to import than all of it."""
+    code = "import sys; from oncekey import MemoryBackend; print('dataclasses' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

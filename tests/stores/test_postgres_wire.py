@@ -204,10 +204,8 @@ def test_threads_share_a_round_trip(wire: Wire) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_mixed_kinds_of_one_tick_all_get_their_own_answers(wire: Wire, driver: str) -> None:
     """Claims with other payloads and terms, marks and reads of one tick don't mix up."""
-    import dataclasses
-
     async with AsyncPostgresStore(wire.url, driver=driver) as store:
-        short = dataclasses.replace(TERMS, lease_ms=5000)
+        short = TERMS._replace(lease_ms=5000)
         await store.write(key("done"), b"f", b"jdone", 4_000_000_000_000)
         got = await asyncio.gather(
             store.claim(key("a"), new_owner(), b"f", TERMS),
@@ -240,9 +238,7 @@ async def test_mixed_kinds_of_one_tick_all_get_their_own_answers(wire: Wire, dri
 
 def test_answers_that_are_there_write_nothing(pg_url: str) -> None:
     """A replay, a claim in flight, a conflict, an expired key and a duplicate are reads."""
-    import dataclasses
-
-    remembered = dataclasses.replace(TERMS, ttl_ms=0, remember_ms=86_400_000)
+    remembered = TERMS._replace(ttl_ms=0, remember_ms=86_400_000)
     with PostgresStore(pg_url) as store:
         own = new_owner()
         for name, terms in (("done", TERMS), ("old", remembered)):

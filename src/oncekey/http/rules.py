@@ -77,7 +77,7 @@ class Rules:
         self.methods = frozenset(method.upper() for method in settings.methods)
         self.local = LocalAnswers(settings) if settings.cache_entries else None
         plan = Plan.of(settings.policy())
-        unsettled = replace(plan.terms, ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
+        unsettled = plan.terms._replace(ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
         self._plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
         # What is looked at by nobody else of the owner's.

@@ -328,7 +328,7 @@ class Decisions:
 
     def forgotten(self, work: Work) -> Work:
         """The same work for an event whose window is over: as a new one, recorded as late."""
-        terms = dataclasses.replace(self.plan.terms, remember_ms=0)
+        terms = self.plan.terms._replace(remember_ms=0)
         plan = dataclasses.replace(self.plan, terms=terms)
         return work._replace(job=work.job._replace(plan=plan), late=True)
 

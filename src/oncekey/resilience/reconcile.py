@@ -137,7 +137,7 @@ def settle_entry(entry: Entry) -> Flow[tuple[str, Record | None]]:
     elif other is not None and _is_over(other, now):
         other = None
     left = max(LEAST_TTL_MS, entry.at + entry.terms.ttl_ms - now)
-    terms = replace(entry.terms, ttl_ms=left, sticky=False)
+    terms = entry.terms._replace(ttl_ms=left, sticky=False)
     if entry.what == "mark":
         first: bool = yield Op("first_seen", (entry.key, terms))
         return ("inserted", None) if first else ("duplicate", other)

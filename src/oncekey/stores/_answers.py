@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from oncekey.abc import AsyncStore, IdempotencyBackend
 from oncekey.errors import AnswerOmittedError
-from oncekey.models import CachedResponse, Key, Scope, State
+from oncekey.models import Key, Scope, State
 
 if TYPE_CHECKING:
+    from oncekey._cached import CachedResponse
     from oncekey._core.call import Job
 
 __all__ = ["Answers", "request_key"]
@@ -57,6 +58,7 @@ class Answers(AsyncStore, IdempotencyBackend):
 
         ``principal_id`` is another name for ``scope_key``.
         """
+        from oncekey._cached import CachedResponse
         from oncekey._core.codec import decode_json, exact_end
 
         record = await self.read(_named(scope_key, key, principal_id))

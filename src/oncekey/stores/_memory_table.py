@@ -11,7 +11,6 @@ from oncekey._core import transitions
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import Clock
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
-from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
 from oncekey.stores._waiters import Waiters
 
@@ -261,6 +260,9 @@ class Table(Forking):
         return len(dead)
 
     def sweep(self, limit: int | None, cutoff: int) -> int:
+        # Here, as events take longer to import than all of a memory store.
+        from oncekey.instrument.events import EventKind, emit, listening
+
         removed, oldest = 0, cutoff
         for place in range(SHARDS):
             with self.lock:  # given back between dicts, so that claims get through
