@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from oncekey.signatures import provider
 from oncekey.testing import SignedDelivery, sample
 
-PATIENCE = 60.0
+PATIENCE = 180.0  # three leases of a worker that was killed
 TOKEN = "an-admin-token-for-the-tests"
 SECRET = "whsec_of_the_shop"
 
