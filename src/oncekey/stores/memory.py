@@ -163,8 +163,9 @@ class MemoryStore(Browsing, _OnTable, Store, Sweepable, Markable):
         clock: Seconds since 1970; inject one in tests.
     """
 
-    claim = _OnTable._claim
-    marker = _OnTable._marker
+    # As they are, not by another call; pyright holds the abstract method's self against them.
+    claim = _OnTable._claim  # pyright: ignore[reportAssignmentType]
+    marker = _OnTable._marker  # pyright: ignore[reportAssignmentType]
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
         """See ``Store``."""
@@ -224,7 +225,7 @@ class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markabl
         clock: Seconds since 1970; inject one in tests.
     """
 
-    marker = _OnTable._marker
+    marker = _OnTable._marker  # pyright: ignore[reportAssignmentType]
 
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
