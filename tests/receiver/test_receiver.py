@@ -69,6 +69,17 @@ def receiver_of(handler: Callable[..., Any], store: Any = None, **options: Any) 
     return receiver
 
 
+@pytest.mark.parametrize("kind", ["paid", "unknown"])
+def test_what_is_added_to_an_answer_stays_with_it(kind: str) -> None:
+    """Header fields that an application adds to one answer are in no other, first or copy."""
+    receiver = WebhookReceiver(STRIPE, MemoryStore())
+    receiver.on("paid")(lambda _: None)
+    for number in (1, 1, 2, 2):
+        headers: Any = deliver(receiver, event(number, kind)).headers
+        assert "Set-Cookie" not in headers
+        headers["Set-Cookie"] = "session=of-one-caller"
+
+
 def test_first_copy_is_handled_and_others_are_answered_the_same() -> None:
     """A first delivery costs a claim and a completion, a duplicate one claim; both get 200."""
     seen: list[WebhookEvent] = []

@@ -147,7 +147,10 @@ class Decisions:
         self._types = tuple(kind.lower() for kind in settings.content_types)
         self.limits = Limits(self.namespace, settings)
         self.attention = Attention(self.operation, settings.findings)
-        self._answers: dict[tuple[str, str], WebhookResponse] = {}
+        self._usual: dict[Outcome, tuple[int, dict[str, str], bytes, str]] = {}
+        for one in (_HANDLED, _DUPLICATE):
+            made = taken(provider, one.name)
+            self._usual[one] = made.status, dict(made.headers), made.body, one.name
         self._events = provider.events if is_ours(provider, "items") else self._listed
         self._tests_are_ours = is_ours(provider, "handshake")
         self.has_tests = bool(
@@ -380,13 +383,15 @@ class Decisions:
 
     def answer(self, outcomes: list[Outcome]) -> WebhookResponse:
         """One answer for a delivery."""
-        if len(outcomes) == 1:  # most of them
+        if len(outcomes) == 1:
+            usual = self._usual.get(outcomes[0])
+            if usual is not None:  # most of them
+                status, headers, body, name = usual
+                # Whoever sends it may add fields to its headers, and only to its own.
+                return WebhookResponse(status, headers.copy(), body, name)
             name, code = outcomes[0][:2]
             if name not in STATUS:
-                which = (name, code if name == "duplicate" else "")
-                if which not in self._answers:  # a handful
-                    self._answers[which] = taken(self.provider, *which)
-                return self._answers[which]
+                return taken(self.provider, name, code if name == "duplicate" else "")
         return answer_to(self.provider, outcomes)
 
     def audit(
