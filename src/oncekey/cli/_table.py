@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "providers": Command("hooks", "providers", "list the webhook providers that are known"),
     "sign": Command("hooks", "sign", "sign a webhook body as a provider would"),
     "send": Command("hooks", "send", "sign webhook bodies and send them to an endpoint"),
+    "simulate": Command("hooks", "simulate", "send a sample, and retry as its provider does"),
     "replay": Command("hooks", "replay", "make recorded webhook deliveries again"),
     "audit": Command("look", "audit", "verify that an audit trail is whole"),
     "completion": Command("more", "completion", "print the completion script of a shell"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import shlex
-import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._sending import Answer, check_url, deliver, with_one_id
 from oncekey.cli.sign import add_signing_options, bodies, make_provider, sign_body
 from oncekey.errors import PolicyError
 
@@ -21,13 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 MOST_COPIES = 10_000
-SHOWN = 200
-
-
-class _Answer(NamedTuple):
-    status: int  # 0: none came
-    milliseconds: float
-    text: str
+_SHOWN = ("status", "milliseconds", "text")
 
 
 def add_to(commands: Any) -> None:
@@ -65,23 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     maker = make_provider(arguments)
     out = Output(arguments)
-    rows: list[_Answer] = []
+    rows: list[Answer] = []
     for body in bodies(maker, arguments):
         requests = _copies(maker, arguments, body)
         if arguments.curl:
             out.line(_curl(requests[0]))
             continue
         with ThreadPoolExecutor(min(arguments.at_once, len(requests))) as pool:
-            answers = list(pool.map(lambda one: _send(one, arguments.timeout), requests))
+            answers = list(pool.map(lambda one: deliver(one, arguments.timeout), requests))
         rows += answers
         for answer in () if out.as_json else answers:
             status = str(answer.status or "none")
             out.line(f"{status:<5} {answer.milliseconds:7.1f} ms  {answer.text}")
     if arguments.curl:
         return 0
-    failed = sum(not 200 <= one.status < 300 for one in rows)
+    failed = sum(not one.taken for one in rows)
     if out.as_json:
-        out.json([one._asdict() for one in rows])
+        out.json([dict(zip(_SHOWN, one, strict=False)) for one in rows])
     else:
         out.line(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
     return 1 if failed else 0
@@ -97,13 +88,7 @@ def _curl(request: SignedRequest) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    try:
-        parts = urlsplit(arguments.url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise PolicyError("that is no URL to send to; write it like http://host/path")
+    check_url(arguments.url)
     if not 1 <= arguments.times <= MOST_COPIES or not 1 <= arguments.at_once <= 256:
         raise PolicyError(f"--times must be 1 to {MOST_COPIES}, and --at-once 1 to 256")
     if not arguments.timeout > 0:
@@ -111,25 +96,5 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _copies(maker: Provider, arguments: argparse.Namespace, body: bytes) -> list[SignedRequest]:
-    if maker.event_id and maker.event_id.startswith("header:") and not arguments.event_id:
-        # The copies are one event: they need one id, which is made up here.
-        arguments = argparse.Namespace(**{**vars(arguments), "event_id": str(uuid.uuid4())})
+    arguments = with_one_id(maker, arguments)
     return [sign_body(maker, arguments, arguments.url, body) for _ in range(arguments.times)]
-
-
-def _send(request: SignedRequest, timeout: float) -> _Answer:
-    parts = urlsplit(request.url)
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    begun = time.perf_counter()
-    connection = kind(parts.hostname or "", parts.port, timeout=timeout)
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request(request.method, target, request.body, request.headers)
-        answer = connection.getresponse()
-        status, text = answer.status, answer.read(SHOWN).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        status, text = 0, f"{type(error).__name__}: {error}"
-    finally:
-        connection.close()
-    return _Answer(status, (time.perf_counter() - begun) * 1000, printable(text))

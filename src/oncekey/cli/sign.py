@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
         "sign",
         help="sign a webhook body as a provider would",
         description="Prints the signed request: its headers, an empty line, and the body. Secrets "
-        "are read from environment variables only, so that they stay out of the shell's history.",
+        "are read from variables or files only, so that they stay out of the shell's history.",
     )
     parser.add_argument("provider", metavar="PROVIDER", help="such as stripe")
     add_signing_options(parser)
@@ -54,6 +54,7 @@ def add_signing_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
     )
+    parser.add_argument("--secret-file", metavar="FILE", help="a file that holds it, instead")
     parser.add_argument(
         "--signing-key-env",
         metavar="NAME",
@@ -117,8 +118,8 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
                 f"{_SECRET_OPTIONS[name]} NAME"
             )
         options[name] = value
-    if arguments.secret_env:
-        options["secret"] = from_environment("--secret-env", arguments.secret_env)
+    if secret := _secret(arguments):
+        options["secret"] = secret
     if arguments.signing_key_env:
         options["signing_key"] = from_environment("--signing-key-env", arguments.signing_key_env)
     unsigned = facts.unsigned if (facts := providers().get(arguments.provider)) else {}
@@ -127,6 +128,22 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnpinnedHostWarning)  # for those who verify
         return provider(arguments.provider, **options)
+
+
+def _secret(arguments: argparse.Namespace) -> str:
+    file = getattr(arguments, "secret_file", None)  # some commands have the other only
+    if not file:
+        named = arguments.secret_env
+        return from_environment("--secret-env", named) if named else ""
+    if arguments.secret_env:
+        raise PolicyError("give --secret-env or --secret-file, not both")
+    try:
+        found = Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise PolicyError("--secret-file takes a file, and the one given can't be read") from None
+    if not found:
+        raise PolicyError("--secret-file: the file is empty")
+    return found
 
 
 def sign_body(

@@ -81,6 +81,7 @@ class Facts:
     max_age: float | None = None
     retry_seconds: int = 0
     retries: str = ""
+    retry_schedule: Mapping[str, Any] = field(default_factory=dict)
     retry_status: int = 500
     retry_after_most: int | None = None
     redelivery_seconds: int = 0
