@@ -28,8 +28,9 @@ from oncekey._core.arguments import (
     name_of,
     not_awaitable,
 )
+from oncekey._core.drive import arun, run
 from oncekey._core.flows import Plan
-from oncekey._core.limiter import KeyLimit
+from oncekey._core.limiter import KeyLimit, SharedKeyLimit, check_limits
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
     ErrorAnswer,
@@ -41,7 +42,7 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
 from oncekey.adcp.peer import for_adcp_package
-from oncekey.adcp.profile import Rules, account_parts, keeps_of, with_envelope
+from oncekey.adcp.profile import Rules, account_parts, keeps_of, session_parts, with_envelope
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -103,7 +104,9 @@ class IdempotencyStore:
         reject_expired: A key whose window is over is an error, not a fresh request. Within 60
             seconds past the window it still replays.
         limit_inserts: At most 60 new keys a second over a minute and 300 over ten seconds, for
-            each caller and process.
+            each caller.
+        limits: Where that is counted: in each ``process`` by itself; or ``shared``, by the store
+            for all that use it, which PostgreSQL and Redis can.
         strict_keys: A key is required, 16 to 255 characters out of ``A-Za-z0-9_.:-``.
         mark_replays: Replays carry ``replayed: true``; every answer and error carries the current
             request's ``context``.
@@ -155,6 +158,7 @@ class IdempotencyStore:
         require_principal: bool | None = None,
         reject_expired: bool | None = None,
         limit_inserts: bool | None = None,
+        limits: Literal["process", "shared"] = "process",
         strict_keys: bool | None = None,
         mark_replays: bool | None = None,
         bind_operation: bool | None = None,
@@ -216,7 +220,7 @@ class IdempotencyStore:
                 remember_expired=REMEMBER_SECONDS if self.rules.reject_expired else 0,
             )
         )
-        self._limiters = self.rules.limiters(clock)
+        self._limits = self.rules.limits(limits, clock)
         self._warned: set[str] = set()
         self._callers = Callers(join_scope)
         store = backend
@@ -234,6 +238,7 @@ class IdempotencyStore:
             from oncekey.resilience.outage import seen_by
 
             self._store = seen_by(store, on_outage, journal)
+        check_limits(limits, self._store)
 
     def capability(self) -> dict[str, Any]:
         """What to declare under ``adcp.idempotency`` in a capabilities response."""
@@ -346,12 +351,12 @@ class IdempotencyStore:
         plain: Any = engine.acall if asynchron else engine.call
         in_tx: Any = acall_in_transaction if asynchron else call_in_transaction
 
-        def inside(job: engine.Job, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def inside(job: engine.Job, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return in_tx(
                 store,
                 how.on,
                 job,
-                lambda tx: run(*args, **({**kwargs, "tx": tx} if takes_tx else kwargs)),
+                lambda tx: call(*args, **({**kwargs, "tx": tx} if takes_tx else kwargs)),
                 how.error_answer,
             )
 
@@ -377,10 +382,10 @@ class IdempotencyStore:
                 elif limit is None:
                     result = await guarded(job, target, args, kwargs)
                 else:
-                    if limit.is_reached() and await store.read(job.key) is None:
-                        raise limit.refusal(request.operation)
-                    with limit.counting(target) as run:
-                        result = await guarded(job, run, args, kwargs)
+                    if limit.may_be_reached():
+                        await arun(limit.check(job.key, request.operation), store)
+                    with limit.counting(target) as counted:
+                        result = await guarded(job, counted, args, kwargs)
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
@@ -403,10 +408,10 @@ class IdempotencyStore:
                 elif limit is None:
                     result = guarded(job, target, args, kwargs)
                 else:
-                    if limit.is_reached() and store.read(job.key) is None:
-                        raise limit.refusal(request.operation)
-                    with limit.counting(target) as run:
-                        result = guarded(job, run, args, kwargs)
+                    if limit.may_be_reached():
+                        run(limit.check(job.key, request.operation), store)
+                    with limit.counting(target) as counted:
+                        result = guarded(job, counted, args, kwargs)
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
@@ -416,7 +421,7 @@ class IdempotencyStore:
 
     def _prepare(
         self, request: Arguments, how: _How, params: dict[str, Any], context: Any
-    ) -> tuple[engine.Job | None, KeyLimit | None]:
+    ) -> tuple[engine.Job | None, KeyLimit | SharedKeyLimit | None]:
         """What to do once, and the limit that holds for it. No job: it just runs, unguarded."""
         name = params.get("idempotency_key")
         operation, rules = request.operation, self.rules
@@ -464,9 +469,7 @@ class IdempotencyStore:
             finishing,
         )
         job: engine.Job = tuple.__new__(engine.Job, fields)  # for each request: a call less
-        if self._limiters is None:
-            return job, None
-        return job, KeyLimit(self._limiters[how.read_only], whose.payer)
+        return job, None if self._limits is None else self._limits[how.read_only](whose.payer)
 
     def _whose(self, params: dict[str, Any], context: Any, operation: str) -> Whose | None:
         """Whose the key is where accounts and sessions have keys of their own."""
@@ -474,9 +477,7 @@ class IdempotencyStore:
         if agent is None:
             return None
         account = account_parts(params, context, agent.payer, self._salt)
-        session: tuple[str, ...] = ()
-        if operation == "si_send_message" and params.get("session_id") is not None:
-            session = ("session", check_text(params["session_id"], "session_id"))
+        session = session_parts(params, operation)
         if not account and not session:
             return agent
         principal, tenant = identity(context)

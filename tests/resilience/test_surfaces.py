@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 from tests.receiver.test_receiver import JSON, STRIPE, deliver, event
 from tests.resilience.conftest import Away
-from tests.resilience.test_shared_limits import request
+from tests.resilience.servers import Outage, outage
+from tests.resilience.test_shared_limits import arequest, request
 
+from oncekey import aconnect
 from oncekey.errors import PolicyError
+from oncekey.http.asgi import IdempotencyMiddleware as AsgiMiddleware
 from oncekey.http.wsgi import IdempotencyMiddleware
 from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
 from oncekey.receiver.receiver import _shut
 from oncekey.resilience import resilient
+
+__all__ = ["outage"]
 
 
 def test_a_receiver_takes_the_same_words(
@@ -78,3 +83,40 @@ def test_the_header_takes_the_same_words(opened: Any, away: Away, tmp_path: Path
     wide.store.reconcile()  # type: ignore[attr-defined]
     assert request(shut, "k-1") == "201"
     assert made == ["k-1"]
+
+
+def test_the_header_takes_them_under_asgi(outage: Outage, tmp_path: Path) -> None:
+    """The same in an event loop, with a server that is stopped and started again."""
+    ran: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        ran.append(dict(scope["headers"])[b"idempotency-key"].decode())
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    with pytest.raises(PolicyError, match="secret="):
+        AsgiMiddleware(app, aconnect(outage.url), on_outage="open", journal=tmp_path)
+
+    async def main() -> None:
+        async with aconnect(outage.url, timeout=2.0) as store:
+            secret = b"s" * 16
+            shut = AsgiMiddleware(app, store, secret=secret, on_outage="closed")
+            wide: Any = AsgiMiddleware(
+                app, store, secret=secret, on_outage="open", journal=tmp_path / "journal"
+            )
+            assert await arequest(wide, "k-0") == "201"
+            outage.stop()
+            try:
+                assert await arequest(shut, "k-1") == "503"
+                assert ran == ["k-0"]
+                assert [await arequest(wide, "k-1") for _ in range(2)] == ["201", "201"]
+                assert ran == ["k-0", "k-1"]
+            finally:
+                outage.start()
+            await wide.store.reconcile()
+        async with aconnect(outage.url) as fresh:  # as another worker sees it
+            there = AsgiMiddleware(app, fresh, secret=secret)
+            assert [await arequest(there, name) for name in ("k-0", "k-1")] == ["201", "201"]
+        assert ran == ["k-0", "k-1"]
+
+    asyncio.run(main())

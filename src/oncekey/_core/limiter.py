@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ from oncekey._core.drive import Flow, Op
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncCountable, Countable
 from oncekey.errors import BackendMismatchError, IdempotencyRateLimitedError, PolicyError
+from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Key, Scope
 
-__all__ = ["InsertLimiter", "KeyLimit", "SharedLimit", "check_limits"]
+__all__ = ["InsertLimiter", "KeyLimit", "SharedKeyLimit", "SharedLimit", "check_limits"]
 
 _SLICES = 10
 _SCOPES_KEPT = 50_000
@@ -142,22 +144,61 @@ def check_limits(limits: str, store: Any) -> None:
 
 
 class KeyLimit(NamedTuple):
-    """The limit that holds for one call, and whose keys it counts."""
+    """The limit that holds for one call, and whose keys it counts, in this process."""
 
     limiter: InsertLimiter
     payer: str
 
-    def is_reached(self) -> bool:
-        """Whether this caller may make no new key now. Known keys are never held up."""
+    def may_be_reached(self) -> bool:
+        """Whether ``check`` has to look. Most calls need none."""
         return self.limiter.retry_after(self.payer) is not None
 
-    def refusal(self, operation: str) -> IdempotencyRateLimitedError:
-        """What a caller is told that may not make one."""
-        return IdempotencyRateLimitedError(operation, self.limiter.retry_after(self.payer) or 1)
+    def check(self, key: Key, operation: str) -> Flow[None]:
+        """Let a call pass whose key is known: those are never held up.
 
-    def counting(self, handler: Callable[..., Any]) -> _Counting:
+        Raises:
+            IdempotencyRateLimitedError: This caller may make no new key now.
+        """
+        known = yield Op("read", (key,))
+        if known is None:
+            raise _refusal(key, operation, self.limiter.retry_after(self.payer) or 1)
+
+    def counting(self, handler: Callable[..., Any]) -> AbstractContextManager[Callable[..., Any]]:
         """Count a new key before it is claimed, and give that back if ``handler`` did not run."""
         return _Counting(self, handler)
+
+
+class SharedKeyLimit(NamedTuple):
+    """The same, counted by the store for all who share it."""
+
+    limits: tuple[SharedLimit, ...]
+    payer: str
+
+    def may_be_reached(self) -> bool:
+        """Only the store knows."""
+        return True
+
+    def check(self, key: Key, operation: str) -> Flow[None]:
+        """Let a call pass whose key is known, or is not one too many. It is then counted.
+
+        Raises:
+            IdempotencyRateLimitedError: This caller may make no new key now.
+        """
+        known = yield Op("read", (key,))
+        if known is None:
+            for limit in self.limits:
+                wait = yield from limit.admit(self.payer)
+                if wait is not None:
+                    raise _refusal(key, operation, wait)
+
+    def counting(self, handler: Callable[..., Any]) -> AbstractContextManager[Callable[..., Any]]:
+        """Nothing is left to count."""
+        return nullcontext(handler)
+
+
+def _refusal(key: Key, operation: str, wait: int) -> IdempotencyRateLimitedError:
+    emit(EventKind.LIMITED, key, operation)
+    return IdempotencyRateLimitedError(operation, wait)
 
 
 class _Counting:

@@ -10,9 +10,10 @@ import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from oncekey._core.limiter import InsertLimiter
+from oncekey._core.limiter import InsertLimiter, KeyLimit, SharedKeyLimit, SharedLimit
 from oncekey.abc import Clock
 from oncekey.canonical import canonicalize
 from oncekey.errors import InvalidKeyError, InvalidRequestError, PolicyError
@@ -26,12 +27,15 @@ __all__ = [
     "is_stored",
     "keeps_of",
     "no_error",
+    "session_parts",
     "with_envelope",
 ]
 
 INSERT_WINDOWS = ((60 * 60, 60), (300 * 10, 10))  # 60/s over a minute, 300/s over ten seconds
 READ_WINDOWS = ((300 * 60, 60), (1500 * 10, 10))  # of handlers that change nothing
 STRICT_KEY = re.compile(r"[A-Za-z0-9_.:-]{16,255}\Z")
+
+LimitOf = Callable[[str], KeyLimit | SharedKeyLimit]  # whose keys it counts
 
 _PROFILES: Final = {"classic": False, "adcp-3.2": True}
 
@@ -74,11 +78,19 @@ class Rules:
                 "idempotency_key",
             )
 
-    def limiters(self, clock: Clock) -> tuple[InsertLimiter, InsertLimiter] | None:
-        """What counts the new keys of handlers, and of those that change nothing."""
+    def limits(self, where: str, clock: Clock) -> tuple[LimitOf, LimitOf] | None:
+        """What gives a caller's limit of new keys, and that of handlers that change nothing."""
         if not self.limit_inserts:
             return None
-        return InsertLimiter(INSERT_WINDOWS, clock), InsertLimiter(READ_WINDOWS, clock)
+        if where == "shared":
+            return _shared("request", INSERT_WINDOWS), _shared("request read", READ_WINDOWS)
+        inserts, reads = InsertLimiter(INSERT_WINDOWS, clock), InsertLimiter(READ_WINDOWS, clock)
+        return partial(KeyLimit, inserts), partial(KeyLimit, reads)
+
+
+def _shared(what: str, windows: tuple[tuple[int, int], ...]) -> LimitOf:
+    limits = [SharedLimit(f"{what} {seconds}s", (most, seconds)) for most, seconds in windows]
+    return partial(SharedKeyLimit, tuple(limits))
 
 
 _UNSUCCESSFUL = ("failed", "rejected", "canceled", "input-required", "auth-required", "unknown")
@@ -196,3 +208,14 @@ def account_parts(
     if not isinstance(account, str):
         raise InvalidRequestError("account must be an id or an object", "account")
     return ("account", check_text(account, "account_id"))
+
+
+def session_parts(params: Mapping[str, Any], operation: str) -> tuple[str, ...]:
+    """What the session of a request adds to the scope of its key, where sessions have their own.
+
+    Raises:
+        InvalidKeyError: The session's id can't be part of a key.
+    """
+    if operation != "si_send_message" or params.get("session_id") is None:
+        return ()
+    return ("session", check_text(params["session_id"], "session_id"))
