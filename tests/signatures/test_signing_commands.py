@@ -235,3 +235,41 @@ def test_curl_is_printed_and_nothing_sent(body: str, capsys: pytest.CaptureFixtu
     assert told.startswith("curl -X POST http://127.0.0.1:9/hooks -H ")
     assert "v1=" in told
     assert SECRET not in told
+
+
+def test_a_sample_by_provider_and_type(
+    github: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``send github push URL`` needs no body; without a URL it goes to the gateway here."""
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    secret = ("--secret-env", "HOOK_SECRET")
+    assert run("send", "github", "push", github.url, *secret) == 0
+    assert run("send", "github", github.url, *secret, "--type", "push") == 0
+    assert [one.ok for one in github.verdicts] == [True, True]
+    capsys.readouterr()
+    assert run("send", "github", "push", github.url, *secret, "--curl") == 0
+    told = capsys.readouterr().out
+    assert github.url in told
+    assert "x-github-event: push" in told.lower()
+    assert run("send", "stripe", "invoice.paid", *secret, "--curl") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("curl -X POST http://127.0.0.1:8080/hooks/stripe -H ")
+    assert '"invoice.paid"' in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("http://a/",),
+        ("stripe", "one", "two"),
+        ("stripe", "http://a/", "http://b/"),
+        ("stripe", "-"),
+        ("stripe", "invoice.paid", "--type", "invoice.paid"),
+    ],
+)
+def test_words_that_can_mean_two_things_are_refused(words: tuple[str, ...], body: str) -> None:
+    """Nothing is guessed: two types, two URLs, or a file where a type belongs."""
+    with pytest.raises(PolicyError):
+        run("send", *words, "--secret-env", "HOOK_SECRET")
+    with pytest.raises(PolicyError, match="FILE"):
+        run("send", "stripe", body, "--secret-env", "HOOK_SECRET")

@@ -1,14 +1,16 @@
-"""``oncekey send URL PROVIDER FILE...``: sign bodies and send them, once or several times."""
+"""``oncekey send PROVIDER TYPE [URL]``: sign a sample, or bodies of your own, and send them."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from oncekey.cli._output import Output, add_json_option
-from oncekey.cli._sending import Answer, check_url, deliver, with_one_id
+from oncekey.cli._sending import LOCAL_GATEWAY, Answer, check_url, deliver, with_one_id
 from oncekey.cli.sign import add_signing_options, bodies, make_provider, sign_body
 from oncekey.errors import PolicyError
 
@@ -26,13 +28,19 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "send",
         help="sign webhook bodies and send them to an endpoint",
-        description="Signs each body as the provider would and sends it to URL. With --times, each "
-        "copy is signed anew under the same event id, as a provider's retries are: a receiver must "
-        "handle the event once. Exits with 1 if an answer is not 2xx.",
+        description="send PROVIDER [TYPE] [URL] signs a sample as the provider would and sends it, "
+        "to the gateway on this machine if no URL is given. send URL PROVIDER FILE... sends bodies "
+        "of your own. With --times, each copy is signed anew under the same event id, as a "
+        "provider's retries are: a receiver must handle the event once. Exits with 1 if an answer "
+        "is not 2xx.",
     )
-    parser.add_argument("url", metavar="URL", help="such as http://localhost:8000/webhooks/stripe")
-    parser.add_argument("provider", metavar="PROVIDER", help="such as stripe")
-    add_signing_options(parser)
+    parser.add_argument(
+        "words",
+        metavar="PROVIDER|URL",
+        nargs="+",
+        help="such as: stripe invoice.paid; or: http://localhost:8000/hooks stripe event.json",
+    )
+    add_signing_options(parser, files=False)
     parser.add_argument("--times", type=int, default=1, metavar="N", help="copies of each body")
     parser.add_argument(
         "--at-once", type=int, default=1, metavar="N", help="how many to send at the same time"
@@ -53,6 +61,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send, and print a line for each answer."""
+    _sort_out(arguments)
     _check(arguments)
     maker = make_provider(arguments)
     out = Output(arguments)
@@ -76,6 +85,29 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         out.line(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
     return 1 if failed else 0
+
+
+def _sort_out(arguments: argparse.Namespace) -> None:
+    """Tell the words apart: with the URL first, files follow the provider; else a type does."""
+    first, *others = arguments.words
+    arguments.files = []
+    if "://" in first:
+        if not others:
+            raise PolicyError("whose webhook? Write send URL PROVIDER, or send PROVIDER TYPE URL")
+        arguments.url, arguments.provider, arguments.files = first, others[0], others[1:]
+        return
+    urls = [one for one in others if "://" in one]
+    types = [one for one in others if "://" not in one]
+    if len(urls) > 1 or len(types) > 1 or any(one == "-" or Path(one).is_file() for one in types):
+        raise PolicyError(
+            "write send PROVIDER [TYPE] [URL] for a sample, or send URL PROVIDER FILE... for "
+            "bodies of your own; a URL has :// in it"
+        )
+    if types and arguments.type:
+        raise PolicyError("the type is there twice: leave out --type")
+    arguments.provider = first
+    arguments.type = types[0] if types else arguments.type
+    arguments.url = urls[0] if urls else f"{LOCAL_GATEWAY}/hooks/{quote(first, safe='')}"
 
 
 def _curl(request: SignedRequest) -> str:

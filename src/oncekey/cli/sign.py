@@ -42,14 +42,15 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_signing_options(parser: argparse.ArgumentParser) -> None:
-    """What ``sign`` and ``send`` have in common."""
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="*",
-        help="a body each; - is standard input. Without one, a sample of the provider's is made",
-    )
+def add_signing_options(parser: argparse.ArgumentParser, *, files: bool = True) -> None:
+    """What ``sign``, ``send`` and ``simulate`` have in common; ``files`` adds the bodies."""
+    if files:
+        parser.add_argument(
+            "files",
+            metavar="FILE",
+            nargs="*",
+            help="a body each; - is standard input. Without one, a sample is made",
+        )
     parser.add_argument("--type", metavar="TYPE", help="of the sample, such as invoice.paid")
     parser.add_argument(
         "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
