@@ -251,6 +251,7 @@ async def lend_async(database: Database, loan: Loan) -> None:
 
     It has a thread, so that it is closed when nobody waits for it.
     """
+    until = time.monotonic() + database.busy_timeout
     turn = _AsyncTurn(database.line)
     loan.close = functools.partial(_take_back_async, database, turn)
     try:
@@ -258,6 +259,7 @@ async def lend_async(database: Database, loan: Loan) -> None:
             raise busy(database.path, database.busy_timeout)
         if database.lent_async is None:
             database.lent_async = await _opened(database)
+        database.lent_async.own.until = until
         loan.source = database.lent_async
     except BaseException:
         turn.end()
