@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.inbox import DeliveryState, Filter, Route, TargetPolicy
@@ -31,9 +34,24 @@ def test_a_search_is_read_and_written_back() -> None:
     assert Filter.parse("") == Filter()
 
 
+@given(
+    st.sampled_from(["", "error:", "type:"]),
+    st.text(st.sampled_from('ab:" \\\t*'), max_size=8),
+    st.text(st.sampled_from('ab:" \\'), min_size=1, max_size=8),
+)
+def test_whatever_a_search_says_it_says_again(name: str, one: str, other: str) -> None:
+    """A bulk replay reads its search back from text: it must never mean more than was counted."""
+    meant = [Filter(error=one, target=other), Filter(text=one), Filter(text=other, type=one)]
+    with contextlib.suppress(PolicyError):
+        meant.append(Filter.parse(f"{name}{one} {other}"))
+    for found in meant:
+        assert Filter.parse(str(found)) == found
+
+
 @pytest.mark.parametrize(
     "text, told",
     [
+        ('error:"no route', "not closed"),
         ("state:gone", "waiting, running"),
         ("age:1h", "age:>1h"),
         ("status:5xx", "status:500"),

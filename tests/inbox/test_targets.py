@@ -23,6 +23,7 @@ from oncekey.inbox.targets.addresses import is_public
 from oncekey.signatures import provider
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+MANY = "too many interim answers"
 BODY = b'{"a": 1,\n "b": "\xc3\xa9"}\x00\xff'
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -205,6 +206,22 @@ async def test_a_flood_is_read_to_a_bound() -> None:
         async with asyncio.timeout(10):
             await over.wait()
     assert sent < 50_000_000
+
+
+@pytest.mark.parametrize("interim, wanted", [(0, (True, "")), (8, (True, "")), (9, (False, MANY))])
+async def test_interim_answers_are_bounded(interim: int, wanted: tuple[bool, str]) -> None:
+    """Some 1xx are no harm; without end they would hold up the loop, so the attempt ends."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * interim)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with serving(answer) as port:
+        target = HttpTarget(f"http://127.0.0.1:{port}/", allow_private=True)
+        found = await target.send(delivery(), 60_000)
+        await target.aclose()
+    assert (found.ok, found.error) == wanted
 
 
 async def test_what_hangs_or_breaks_off_is_a_failure_in_time() -> None:

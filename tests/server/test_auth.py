@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import httpx
 import pytest
-from tests.server.kit import CONFIG, ENVIRON, TOKENS, csrf_of, deliver, sign_in
+from argon2 import PasswordHasher
+from tests.server.kit import CONFIG, ENVIRON, HASH, PASSWORD, TOKENS, csrf_of, deliver, sign_in
 
 from oncekey.errors import PolicyError
 from oncekey.server.auth import COOKIE, Doorman, hash_password
@@ -183,3 +186,53 @@ def test_passwords_have_a_length() -> None:
     """A password that is too short is refused when its hash is made."""
     with pytest.raises(PolicyError, match="10 to 1024"):
         hash_password("short")
+
+
+async def test_logins_at_once_are_counted_as_many(http: httpx.AsyncClient) -> None:
+    """No more passwords are tried in parallel than one after another."""
+    tries = (sign_in(http, "anna", f"wrong password {number}") for number in range(30))
+    found = Counter(answer.status_code for answer in await asyncio.gather(*tries))
+    assert found == {403: 10, 429: 20}
+
+
+async def test_logins_that_succeed_do_not_count(http: httpx.AsyncClient) -> None:
+    """Only failures are held against an address."""
+    for _ in range(12):
+        assert (await sign_in(http, "anna")).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "name, password, changed",
+    [("anna", PASSWORD, "password_hash"), ("", TOKENS["admin"], "ONCEKEY_TOKEN")],
+)
+async def test_a_session_ends_with_what_opened_it(
+    gateway: Gateway, http: httpx.AsyncClient, name: str, password: str, changed: str
+) -> None:
+    """Whoever signed in with a password or token that was replaced since is out."""
+    assert (await sign_in(http, name, password)).status_code == 303
+    assert (await http.get("/_oncekey/events")).status_code == 200
+    other = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("another password")
+    text = CONFIG.format(store=gateway.settings.store)
+    text = text.replace(HASH, other) if changed == "password_hash" else text
+    environ = {**ENVIRON, "ONCEKEY_TOKEN": "another-token-of-an-admin"}
+    await gateway.use(settings_from(text, "gateway.toml", environ))
+    assert (await http.get("/_oncekey/events")).status_code == 303
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://a:b:c", "null", "\u00e9"])
+async def test_an_origin_that_is_no_address_is_from_elsewhere(
+    http: httpx.AsyncClient, origin: str
+) -> None:
+    """It is refused, and is no fault of the gateway."""
+    answer = await http.post("/_oncekey/login", headers={"Origin": origin.encode()})
+    assert answer.status_code == 403
+
+
+async def test_forms_have_bounds(http: httpx.AsyncClient) -> None:
+    """Too many fields get 413, an id that is none 422: before a login and after it."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    many = await http.post("/_oncekey/login", content="a=1&" * 3000, headers=form)
+    assert many.status_code == 413
+    await sign_in(http, "olga")
+    asked = {"csrf": await csrf_of(http), "id": "no id"}
+    assert (await http.post("/_oncekey/events/replay", data=asked)).status_code == 422

@@ -93,6 +93,7 @@ def test_init_writes_a_config_that_works(tmp_path: Path) -> None:
     assert oncekey("init", "stripe", "--output", str(file)).returncode == 0
     settings = read_config(str(file), {"STRIPE_SECRET": "whsec_x"})
     assert list(settings.sources) == ["stripe"]
+    assert file.stat().st_mode & 0o111 == 0  # it is nothing to run
     again = oncekey("init", "github", "--output", str(file))
     assert again.returncode == 2
     assert "stripe" in file.read_text()

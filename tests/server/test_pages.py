@@ -8,10 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.kit import HOST, csrf_of, deliver, sign_in
+from tests.server.kit import CONFIG, ENVIRON, HOST, csrf_of, deliver, sign_in
 
 import oncekey.server
 from oncekey.errors import StoreUnavailableError
+from oncekey.inbox import open_inbox
+from oncekey.server.app import make_app
+from oncekey.server.config import settings_from
 from oncekey.server.gateway import Gateway
 from oncekey.testing import SignedDelivery
 from oncekey.testing import signed as sign_body
@@ -156,3 +159,19 @@ async def test_static_files_are_three(http: httpx.AsyncClient) -> None:
         assert (await http.get(f"/_oncekey/static/{name}")).status_code == 200
     for name in ("nothing.js", "..%2Fconfig.py", "__init__.py"):
         assert (await http.get(f"/_oncekey/static/{name}")).status_code == 404
+
+
+async def test_a_nul_is_no_outage(pg_url: str) -> None:
+    """What PostgreSQL takes in no text is left out of searches, keys and names of people."""
+    async with await open_inbox(pg_url, create=True):
+        pass
+    text = CONFIG.format(store=pg_url)
+    gateway = await Gateway.open(settings_from(text, "gateway.toml", ENVIRON))
+    transport = httpx.ASGITransport(app=make_app(gateway))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
+            assert (await sign_in(http, "an\0na")).status_code == 303
+            for path in ("events?q=a%00b", "events?q=type:%00", "keys?source=shop&key=%00a"):
+                assert (await http.get(f"/_oncekey/{path}")).status_code == 200
+    finally:
+        await gateway.stop(1)

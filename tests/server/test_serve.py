@@ -170,6 +170,18 @@ def test_a_reload_is_all_or_nothing(target: App, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
 
 
+def test_what_a_reload_cannot_change_is_said(target: App, tmp_path: Path) -> None:
+    """Settings that only a start reads are refused by name, and the rest of that config too."""
+    file = config(tmp_path, target.url)
+    good = file.read_text()
+    with Served("--config", str(file), "--port", "0") as gateway:
+        file.write_text(f"retention = 86400\nremember = 9999999\nstop_seconds = 5\n{good}")
+        gateway.process.send_signal(signal.SIGHUP)
+        assert gateway.process.stderr is not None
+        told = gateway.process.stderr.readline()
+        assert "retention, stop_seconds, remember: needs a restart; nothing was changed" in told
+
+
 def test_a_wrong_config_is_told_and_nothing_starts(tmp_path: Path) -> None:
     """All faults with their lines, exit code 2, no traceback."""
     file = tmp_path / "gateway.toml"

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         with os.fdopen(
-            os.open(arguments.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w"
+            os.open(arguments.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w"
         ) as file:
             file.write(text)
     except FileExistsError:

@@ -11,7 +11,7 @@ from oncekey.inbox.models import DeliveryState, event_number
 
 __all__ = ["Filter"]
 
-_TOKEN = re.compile(r'(?:(\w+):)?(?:"([^"]*)"|(\S+))')
+_TOKEN = re.compile(r'(?:(\w+):)?(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 _AGE = re.compile(r"([<>])(\d{1,9})([smhdw])")
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _QUALIFIERS: Final = ("source", "type", "state", "target", "status", "error", "age")
@@ -55,8 +55,11 @@ class Filter:
             PolicyError: Something in it can't be meant; says what can be written instead.
         """
         found = cls()
-        for name, quoted, bare in _TOKEN.findall(query):
-            value = quoted or bare
+        for token in _TOKEN.finditer(query):
+            name, quoted, bare = token.groups()
+            if quoted is None and bare.startswith('"'):
+                raise PolicyError('a " is not closed: write error:"no route"')
+            value = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
             if not name:
                 if found.text is not None:
                     raise PolicyError("search for one id at a time: write one word without a colon")
@@ -136,4 +139,7 @@ def _age(ms: int) -> str:
 
 
 def _quoted(value: str) -> str:
-    return f'"{value}"' if re.search(r"\s", value) else value
+    """As it reads back: a word with a colon would be a qualifier."""
+    if value and not re.search(r'[\s":\\]', value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -80,7 +80,7 @@ class Doorman:
         self.use(settings)
 
     def use(self, settings: ServerSettings) -> None:
-        """Go by other settings from now on. Sessions of users who are gone end."""
+        """Go by other settings from now on. Sessions end with what they were opened by."""
         self._users, self._tokens = dict(settings.users), tuple(settings.tokens)
 
     @property
@@ -110,12 +110,16 @@ class Doorman:
         waits = [self._by_address.retry_after(address), self._by_name.retry_after(name[:64])]
         if longest := max((wait for wait in waits if wait is not None), default=0):
             raise TooManyLoginsError(longest)
+        self._count(name, address, 1)  # before it is known: many at once are as many
         person = await self._known(name, password)
         if person is None:
-            self._by_address.count(address)
-            self._by_name.count(name[:64])
             return None
+        self._count(name, address, -1)
         return await self._open(person, by_token=not name)
+
+    def _count(self, name: str, address: str, number: int) -> None:
+        self._by_address.count(address, number)
+        self._by_name.count(name[:64], number)
 
     async def _known(self, name: str, password: str) -> Person | None:
         if not password or len(password) > _MOST_PASSWORD:
@@ -132,7 +136,12 @@ class Doorman:
 
     async def _open(self, person: Person, *, by_token: bool) -> Session:
         token, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(24)
-        told = {"name": person.name, "by_token": by_token, "csrf": csrf}
+        told = {
+            "name": person.name,
+            "by_token": by_token,
+            "csrf": csrf,
+            "by": self._credential(person.name, by_token=by_token),
+        }
         await self._inbox.put_note(_note(token), json.dumps(told).encode(), SESSION_SECONDS * 1000)
         return Session(person, csrf, token)
 
@@ -144,12 +153,23 @@ class Doorman:
         if kept is None:
             return None
         told: dict[str, Any] = json.loads(kept)
-        name = told["name"]
-        if told["by_token"]:
-            role = next((one.role for one in self._tokens if one.name == name), None)
+        name, by_token = told["name"], told["by_token"]
+        by = self._credential(name, by_token=by_token)
+        if by is None or not hmac.compare_digest(by, told["by"]):
+            return None  # gone, or changed: whoever knew the old one is out
+        role = self._token(name).role if by_token else self._users[name].role
+        return Session(Person(name, role), told["csrf"], token)
+
+    def _token(self, name: str) -> ApiToken:
+        return next(one for one in self._tokens if one.name == name)
+
+    def _credential(self, name: str, *, by_token: bool) -> str | None:
+        """A digest of what somebody signs in with now; ``None``: they can't."""
+        if by_token:
+            secret = next((one.digest for one in self._tokens if one.name == name), None)
         else:
-            role = self._users[name].role if name in self._users else None
-        return Session(Person(name, role), told["csrf"], token) if role else None
+            secret = self._users[name].password_hash.encode() if name in self._users else None
+        return None if secret is None else hashlib.sha256(secret).hexdigest()
 
     async def sign_out(self, session: Session) -> None:
         """End a session, on every node."""

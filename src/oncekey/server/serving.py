@@ -21,6 +21,8 @@ logger = logging.getLogger("oncekey")
 Announce = Callable[[str], None]
 """Called with the address, once requests are taken."""
 BACKLOG: Final = 2048
+_FIXED: Final = ("store", "host", "port", "retention", "stop_seconds")
+"""Settings that only a start reads."""
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -45,6 +47,7 @@ async def serve(
     """
     uvicorn = _uvicorn()
     from oncekey.server.app import make_app
+    from oncekey.server.wire import BoundedProtocol
 
     gateway = await Gateway.open(settings)
     try:
@@ -53,7 +56,7 @@ async def serve(
             app if wrap is None else wrap(app),
             host=settings.host,
             port=settings.port,
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -128,8 +131,11 @@ class _Reload:
         old = self._gateway.settings
         try:
             new = self._read()
-            if (new.store, new.host, new.port) != (old.store, old.host, old.port):
-                raise PolicyError("store, host and port need a restart: nothing was changed")
+            fixed = [name for name in _FIXED if getattr(new, name) != getattr(old, name)]
+            if new.remember > old.remember:  # a new source's provider may send for longer
+                fixed.append("remember")
+            if fixed:
+                raise PolicyError(f"{', '.join(fixed)}: needs a restart; nothing was changed")
             await self._gateway.use(new)
         except OncekeyError as error:
             logger.error("the config was not reloaded, the old one stays: %s", error)

@@ -12,6 +12,7 @@ from oncekey.inbox.targets.addresses import BlockedAddressError, public_only
 __all__ = ["AiohttpClient", "Client", "Reply", "SendError"]
 
 BODY_READ: Final = 16_384  # bytes of an answer that are read; then the connection is closed
+MOST_INTERIM: Final = 8  # answers of 1xx before the one that counts
 
 
 class SendError(Exception):
@@ -79,6 +80,7 @@ class AiohttpClient:
                 auto_decompress=False,  # a small answer may be a large one in disguise
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
+                response_class=_bounded(aiohttp),
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept", "Content-Type"),
                 trust_env=False,
             )
@@ -91,6 +93,8 @@ class AiohttpClient:
                 return await self._post(url, headers, body)
         except TimeoutError:
             raise SendError("timeout") from None
+        except _InterimError:
+            raise SendError("too many interim answers") from None
         except (OSError, self._aiohttp.ClientError, ValueError) as error:
             raise SendError(_cause(error)) from error
 
@@ -113,6 +117,35 @@ class AiohttpClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+class _InterimError(Exception):
+    """Too many answers of 1xx."""
+
+
+def _bounded(aiohttp: Any) -> Any:
+    """Its class of answers, which reads any number of 1xx without a pause: the loop would stand."""
+    base: Any = aiohttp.ClientResponse
+
+    class Answer(base):  # type: ignore[misc, unused-ignore]
+        async def start(self, connection: Any) -> Any:
+            protocol = connection.protocol
+            read, seen = protocol.read, 0
+
+            async def counted() -> Any:
+                nonlocal seen
+                seen += 1
+                if seen > MOST_INTERIM + 1:
+                    raise _InterimError
+                return await read()
+
+            protocol.read = counted
+            try:
+                return await super().start(connection)
+            finally:
+                del protocol.read
+
+    return Answer
 
 
 def _cause(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from oncekey._version import __version__
 from oncekey.errors import InvalidKeyError, OncekeyError, PolicyError, StoreError
 from oncekey.http.body import ClientGoneError, asgi_body
 from oncekey.server.auth import COOKIE, Session
+from oncekey.server.endpoints import ApiError
 from oncekey.server.security import is_from_elsewhere, is_genuine_form
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ logger = logging.getLogger("oncekey")
 
 HOME: Final = "/_oncekey"
 MOST_FORM: Final = 65_536
+MOST_FIELDS: Final = 2000
 NAV: Final = (
     ("now", "Now", "n"),
     ("events", "Events", "e"),
@@ -92,7 +94,7 @@ class Desk:
 
     def query(self, name: str, most: int = 1000) -> str:
         """A parameter of the address, cut to what anybody would type."""
-        return self.request.query_params.get(name, "")[:most]
+        return _storable(self.request.query_params.get(name, ""))[:most]
 
     def show(self, template: str, status: int = 200, **told: Any) -> Response:
         """A page."""
@@ -115,6 +117,11 @@ class Desk:
         return RedirectResponse(path, 303)
 
 
+def _storable(text: str) -> str:
+    """Without NUL, which PostgreSQL takes in no text; nobody types it."""
+    return text.replace("\0", "")
+
+
 class Form:
     """The fields of a form that was sent."""
 
@@ -123,7 +130,7 @@ class Form:
 
     def one(self, name: str, most: int = 1000) -> str:
         """A field's value, or nothing."""
-        return (self._fields.get(name) or [""])[0][:most]
+        return _storable((self._fields.get(name) or [""])[0])[:most]
 
     def all(self, name: str) -> list[str]:
         """Every value of a field."""
@@ -143,7 +150,10 @@ async def read_form(request: Request) -> Form:
     if len(raw) > MOST_FORM:
         raise RefusedError(413, "The form is too large.")
     text = raw.decode("utf-8", "replace")
-    return Form(parse_qs(text, keep_blank_values=True, max_num_fields=2000))
+    try:
+        return Form(parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        raise RefusedError(413, "The form has too many fields.") from None
 
 
 Handler = Callable[[Desk], Awaitable[Response]]
@@ -173,6 +183,8 @@ def page(gateway: Gateway, path: str, handler: Handler, role: str = "read") -> R
                     )
             return await handler(Desk(gateway, request, session, form))
         except RefusedError as error:
+            return error_page(error.status, str(error), request)
+        except ApiError as error:
             return error_page(error.status, str(error), request)
         except (PolicyError, InvalidKeyError) as error:
             return error_page(422, str(error), request)
