@@ -1,7 +1,8 @@
 """A receiver for the laboratory: ``lab_receiver.py PORT EFFECTS KIND``, its store by ``STORE_URL``.
 
 Kinds: ``ours``, ``ours-transactional``, and what is known to go wrong: ``forgetful``, which
-remembers nothing, and ``check-then-put``. An effect is a line in the file EFFECTS, or a row.
+remembers nothing, ``check-then-put``, and ``busy``, which has every delivery sent again.
+An effect is a line in the file EFFECTS, or a row.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Naive:
 
     def receive(self, method: str, url: str, headers: Any, body: bytes) -> int:
         name = json.loads(body)["id"]
+        if self.kind == "busy":
+            self.effect(name)
+            return 503
         if name not in self.seen:
             time.sleep(0.02)  # another copy may be here by now
             self.effect(name)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
 import socket
 import sqlite3
+import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,6 +52,10 @@ class Place:
 
     def command(self, kind: str) -> list[str]:
         return [sys.executable, RECEIVER, str(self.port), str(self.file), kind]
+
+    def is_served(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def effects(self) -> int:
         return len(self.file.read_text().splitlines())
@@ -191,6 +200,41 @@ def test_the_command(
     assert "killed worker" in capsys.readouterr().out
     assert main(["lab", "--receiver", place.url]) == 2
     assert "--provider" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_receiver_too(place: Place, number: signal.Signals) -> None:
+    """``oncekey lab`` that is told to end leaves none of the processes behind that it started."""
+    shell = place.folder / "start.sh"
+    group = place.folder / "group"
+    serve = shlex.join(place.command("busy"))
+    shell.write_text(f"echo $$ > {shlex.quote(str(group))}\n{serve} &\nwait\n")
+    words = ["--receiver", place.url, "--provider", "stripe", "--secret-env", "HOOK_SECRET"]
+    words += ["--type", "invoice.paid", "--run", f"sh {shell}", "--only", "copies"]
+    env = {**os.environ, "HOOK_SECRET": "whsec_of_the_tests"}
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "oncekey", "lab", *words, "--events", "2", "--patience", "3600"],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whoever runs us may ignore it
+    )
+    try:
+        until = time.monotonic() + 60
+        while not place.effects():
+            assert lab.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        lab.send_signal(number)
+        assert lab.wait(60) == 128 + number
+        until = time.monotonic() + 60
+        while place.is_served():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        lab.kill()
+        lab.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(int(group.read_text()), signal.SIGKILL)
 
 
 def test_wrong_laboratories_are_refused(place: Place) -> None:

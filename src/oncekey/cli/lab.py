@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oncekey.cli._output import Output, add_json_option, printable
@@ -117,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         patience=arguments.patience,
     )
-    report = lab.run(arguments.only, tell=None if out.as_json else _tell)
+    with _unwound():
+        report = lab.run(arguments.only, tell=None if out.as_json else _tell)
     if arguments.html:
         report.write_html(arguments.html)
     if arguments.junit:
@@ -128,6 +132,27 @@ def run(arguments: argparse.Namespace) -> int:
         for line in str(report).splitlines():
             out.line(printable(line))
     return 0 if report.ok else 1
+
+
+@contextmanager
+def _unwound() -> Iterator[None]:
+    """A signal to end leaves as Ctrl-C does, so that the receiver that was started ends too."""
+
+    def leave(number: int, frame: object) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not cut the first's work short
+        raise SystemExit(128 + number)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other may ask for signals
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+                before[one] = signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _tell(finding: Finding) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,23 +62,29 @@ class Command:
         if self._log is None:
             self._log = (Path(self._folder.name) / "log").open("w+b")
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the caller's own command
-                self._words,
-                env=self._env,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            # In a thread, which no interrupt reaches: a process that is started is known to us.
+            with ThreadPoolExecutor(1) as apart:
+                process = apart.submit(self._begin).result()
         except OSError as error:
             raise PolicyError(f"{self._words[0]} can't be started: {error}") from None
         self.starts += 1
         until = time.monotonic() + self._patience
         while not self._answers():
-            if self._process.poll() is not None:
-                raise PolicyError(f"the command ended with {self._process.returncode}: {self.said}")
+            if process.poll() is not None:
+                raise PolicyError(f"the command ended with {process.returncode}: {self.said}")
             if time.monotonic() > until:
                 raise PolicyError(f"nobody answers at port {self._address[1]}: {self.said}")
             time.sleep(0.02)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(  # noqa: S603 - the caller's own command
+            self._words,
+            env=self._env,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self._process
 
     @property
     def said(self) -> str:
