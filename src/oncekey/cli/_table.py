@@ -26,6 +26,7 @@ GROUPS: Final = {
 # One line a command, in the order in which they are shown.
 COMMANDS: Final = {
     "serve": Command("gateway", "serve", "run the gateway: a durable inbox, an API, a dashboard"),
+    "proxy": Command("gateway", "proxy", "put the Idempotency-Key rules in front of any service"),
     "init": Command("gateway", "init", "write a config for the gateway"),
     "events": Command("gateway", "events", "list the events of a gateway"),
     "event": Command("gateway", "event", "show one event, with its attempts and copies"),

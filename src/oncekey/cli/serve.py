@@ -12,7 +12,7 @@ from typing import Any
 from oncekey.cli._output import Output, add_json_option
 from oncekey.errors import PolicyError
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "run_loop"]
 
 
 def add_to(commands: Any) -> None:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.config:
             raise PolicyError("--demo takes no --config")
         with Demo(arguments.host, arguments.port) as demo:
-            _run(serve(demo.settings, announce=demo.announce, wrap=demo.wrap))
+            run_loop(serve(demo.settings, announce=demo.announce, wrap=demo.wrap))
         return 0
 
     def read() -> Any:
@@ -89,11 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
 
-    _run(serve(settings, reload=read, announce=announce))
+    run_loop(serve(settings, reload=read, announce=announce))
     return 0
 
 
-def _run(work: Any) -> None:
+def run_loop(work: Any) -> None:
+    """Run a coroutine, on uvloop where it is there."""
     try:
         import uvloop
     except ImportError:  # it is not on every platform, and only makes it faster

@@ -1,4 +1,4 @@
-"""Run a gateway: uvicorn in this process, SIGHUP to reload, SIGTERM to end in bounded time."""
+"""Run a gateway or a proxy: uvicorn in this process, SIGTERM to end in bounded time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.errors import OncekeyError, PolicyError
 from oncekey.server.gateway import Gateway
 from oncekey.server.settings import ServerSettings
 
-__all__ = ["Announce", "serve"]
+__all__ = ["Announce", "run_server", "serve", "uvicorn_config"]
 
 logger = logging.getLogger("oncekey")
 
@@ -45,48 +45,77 @@ async def serve(
         StoreError: The inbox can't be used.
         PolicyError: A package is missing, or the address is taken.
     """
-    uvicorn = _uvicorn()
     from oncekey.server.app import make_app
-    from oncekey.server.wire import BoundedProtocol
 
     gateway = await Gateway.open(settings)
     try:
         app = make_app(gateway)
-        config = uvicorn.Config(
+        config = uvicorn_config(
             app if wrap is None else wrap(app),
-            host=settings.host,
-            port=settings.port,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=max(1, round(settings.stop_seconds / 2)),
+            settings.host,
+            settings.port,
+            settings.stop_seconds / 2,
         )
         await gateway.start()
-        server = _server(uvicorn, config, gateway, announce)
         if reload is not None and sys.platform != "win32":
             again = _Reload(gateway, reload)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again.begin)
-        await server.serve()
+        # Streams never end by themselves.
+        await run_server(config, announce, before_stop=gateway.live.close)
     finally:
         await gateway.stop(max(1.0, settings.stop_seconds / 2))
 
 
-def _uvicorn() -> Any:
+def uvicorn_config(app: Any, host: str, port: int, stop_seconds: float, *, ws: Any = "none") -> Any:
+    """How uvicorn serves an app here: it adds no header, believes none, and logs no request.
+
+    Args:
+        app: The ASGI app.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        stop_seconds: How long requests under way have to end.
+        ws: The protocol of WebSockets.
+
+    Raises:
+        PolicyError: Uvicorn is not there.
+    """
     try:
-        import httptools
         import uvicorn
+
+        from oncekey.server.wire import BoundedProtocol  # needs httptools, too
     except ImportError:
         raise PolicyError("the gateway needs uvicorn: pip install 'oncekey[serve]'") from None
-    del httptools
-    return uvicorn
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=BoundedProtocol,
+        ws=ws,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(stop_seconds)),
+    )
 
 
-def _server(uvicorn: Any, config: Any, gateway: Gateway, announce: Announce | None) -> Any:
+async def run_server(
+    config: Any,
+    announce: Announce | None = None,
+    *,
+    before_stop: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: Of ``uvicorn_config``.
+        announce: Told the address.
+        before_stop: Called when it begins to stop.
+    """
+    import uvicorn
+
     base: Any = uvicorn.Server
 
     class Server(base):  # type: ignore[misc, unused-ignore]
@@ -109,10 +138,11 @@ def _server(uvicorn: Any, config: Any, gateway: Gateway, announce: Announce | No
                     loop.remove_signal_handler(one)
 
         async def shutdown(self, sockets: Any = None) -> None:
-            gateway.live.close()  # streams never end by themselves
+            if before_stop is not None:
+                before_stop()
             await super().shutdown(sockets=sockets)
 
-    return Server(config)
+    await Server(config).serve()
 
 
 class _Reload:

@@ -1,0 +1,140 @@
+"""What a proxy changes of a request and its answer: the rules, without any connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from oncekey.errors import PolicyError
+from oncekey.http.answer import Answer
+
+__all__ = ["Field", "Upstream", "answer_fields", "problem", "upstream_at"]
+
+Field = tuple[bytes, bytes]
+
+HOP_BY_HOP: Final = frozenset((
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+))  # fmt: skip
+FORWARDED: Final = frozenset((
+    b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto",
+    b"x-forwarded-port", b"x-real-ip",
+))  # fmt: skip
+_BODILESS: Final = (204, 304)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where requests go.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        host: Its name or address.
+        port: Its port.
+        path: What stands before every path.
+        keep_host: It sees the client's ``Host``, not its own.
+        trust_forwarded: What the client says of those before it is passed on: only behind a proxy
+            of yours.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+    keep_host: bool = False
+    trust_forwarded: bool = False
+
+    @property
+    def authority(self) -> str:
+        """Its name as a ``Host`` header has it."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        usual = 443 if self.scheme == "https" else 80
+        return name if self.port == usual else f"{name}:{self.port}"
+
+    def request_fields(self, fields: Sequence[Field], client: str, scheme: str) -> list[Field]:
+        """The header of a request as the upstream gets it.
+
+        Args:
+            fields: As the client sent it, names in lower case.
+            client: The address of who is connected.
+            scheme: How: ``http`` or ``https``.
+        """
+        given: dict[bytes, bytes] = {}
+        for name, value in fields:
+            if name in FORWARDED or name == b"host":
+                given[name] = given[name] + b", " + value if name in given else value
+        chunked = any(name == b"transfer-encoding" for name, _ in fields)
+        changed = FORWARDED | {b"host", b"expect"} | ({b"content-length"} if chunked else set())
+        kept = [one for one in _end_to_end(fields) if one[0] not in changed]
+        host = given.get(b"host", b"")
+        told = given if self.trust_forwarded else {}
+        before = told.get(b"x-forwarded-for")
+        me = client.encode()
+        shown = host if self.keep_host and host else self.authority.encode()
+        kept += [
+            (b"host", shown),
+            (b"x-forwarded-for", before + b", " + me if before else me),
+            (b"x-forwarded-proto", told.get(b"x-forwarded-proto", scheme.encode())),
+            (b"x-forwarded-host", told.get(b"x-forwarded-host", host)),
+        ]
+        if b"forwarded" in told:
+            kept.append((b"forwarded", told[b"forwarded"]))
+        return kept
+
+
+def upstream_at(url: str, *, keep_host: bool = False, trust_forwarded: bool = False) -> Upstream:
+    """The upstream that a URL names.
+
+    Raises:
+        PolicyError: It is no such URL.
+    """
+    wrong = PolicyError("--upstream: write it like http://127.0.0.1:9000")
+    try:
+        parts = urlsplit(url)
+        given = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
+        raise wrong
+    if parts.query or parts.fragment or given == 0:
+        raise wrong
+    if parts.username or parts.password:
+        raise PolicyError("--upstream: no user or password in the URL; callers send their own")
+    port = given or (443 if parts.scheme == "https" else 80)
+    path = parts.path.rstrip("/")
+    return Upstream(parts.scheme, parts.hostname, port, path, keep_host, trust_forwarded)
+
+
+def answer_fields(status: int, fields: Iterable[Field]) -> list[Field]:
+    """The header of an answer as the client gets it."""
+    kept = _end_to_end([(name.lower(), value) for name, value in fields])
+    if status in _BODILESS:
+        return [one for one in kept if one[0] != b"content-length"]
+    return kept
+
+
+def _end_to_end(fields: Sequence[Field]) -> list[Field]:
+    """Without what is about one connection, and what ``Connection`` names as such."""
+    named = {
+        token.strip().lower()
+        for name, value in fields
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    dropped = (HOP_BY_HOP | named) - {b"content-length"}  # how long the body is stays true
+    return [one for one in fields if one[0] not in dropped]
+
+
+def problem(status: int, name: str, title: str, detail: str) -> Answer:
+    """What the proxy itself answers, where the upstream does not."""
+    told = {
+        "type": f"urn:oncekey:problem:{name}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+    }
+    fields = ((b"content-type", b"application/problem+json"), (b"cache-control", b"no-store"))
+    return Answer(status, fields, json.dumps(told).encode())
