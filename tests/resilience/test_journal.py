@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -10,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.resilience.conftest import TERMS, key
@@ -110,6 +112,49 @@ def test_a_disk_that_fails_refuses_the_call(tmp_path: Path) -> None:
     journal._file = real
     journal.append(entry("c"))
     assert [one.owner for one in read_page(only(tmp_path)).entries] == [b"a", b"c"]
+
+
+def test_a_disk_that_is_full_at_first_loses_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose head could not be written is not gone on with: its first entry would be lost."""
+    journal = Journal(tmp_path, "S", 10_000)
+    real, full = os.write, OSError(errno.ENOSPC, "No space left on device")
+
+    def write(file: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise full
+        return real(file, data[:10])  # a disk with ten bytes left
+
+    monkeypatch.setattr("oncekey.resilience.journal.os.write", write)
+    monkeypatch.setattr("oncekey.resilience.journal._line", lambda value: b"x" * 25)
+    with pytest.raises(StoreFullError):
+        journal.append(entry("a"))
+    monkeypatch.undo()
+    written = [entry("b"), entry("c")]
+    for one in written:
+        journal.append(one)
+    page = read_page(only(tmp_path))
+    assert (page.entries, page.damaged) == (written, 0)
+
+
+def test_a_page_may_turn_while_an_entry_is_synced(tmp_path: Path) -> None:
+    """Who wrote to the last page is told that it is on disk: it is, as the turn saw to it."""
+    journal = Journal(tmp_path, "S", 10_000)
+
+    class Turning:
+        """In place of the lock that an entry waits for, after it was written."""
+
+        def __enter__(self) -> None:
+            journal._syncing = threading.Lock()
+            journal.turn(tuple)
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing is held."""
+
+    journal._syncing = cast(threading.Lock, Turning())
+    journal.append(entry("a"))
+    assert read_page(only(tmp_path)).entries == [entry("a")]
 
 
 def test_threads_write_whole_lines(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_all_faults_are_said_at_once_with_line_key_and_fix() -> None:
         "gateway.toml:3: sources.shop.provider: no provider 'strpe'. Did you mean 'stripe'?",
         "gateway.toml:5: sources.shop.targets: no target 'ap'. Did you mean 'app'?",
         "gateway.toml:8: targets.app.alow_private: is no setting. Did you mean 'allow_private'?",
-        "gateway.toml:9: targets.app.timeout: is -1. Give a number of seconds, more than 0",
+        "gateway.toml:9: targets.app.timeout: is -1. Give seconds, more than 0, up to ten years",
     ]
 
 
@@ -154,3 +154,23 @@ def test_every_key_has_a_line_of_help() -> None:
     for table in KEYS.values():
         for rule in table.values():
             assert len(rule.help) > 10
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (("store =", "remember = 1\nstore ="), "remember: is 1. Give at least 60 seconds"),
+        (
+            ("store =", "remember = 1e300\nstore ="),
+            "remember: is 1e+300. Give seconds",
+        ),
+        (("store =", "retention = 1\nstore ="), "retention: is 1. Give at least 60 seconds"),
+        (("allow_private", "timeout = 1e300\nallow_private"), "targets.app.timeout: is 1e+300"),
+        (("9000/events", "9000/ev ents"), "targets.app.url: is no URL"),
+        (("9000/events", "9000/\\r\\nX-More: 1"), "targets.app.url: is no URL"),
+        (("store =", f"x = {'[' * 5000}{']' * 5000}\nstore ="), "is nested too deeply"),
+    ],
+)
+def test_what_is_checked_is_what_starts(change: tuple[str, str], told: str) -> None:
+    """What a start or a delivery would stumble over is a fault of the config, said by its place."""
+    assert told in faults(GOOD.replace(*change))[0]

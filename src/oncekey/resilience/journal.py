@@ -270,9 +270,15 @@ class Journal:
         path = self.directory / name
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._path, self._size = path, 0
-        self._write(_line({"v": 1, "process": process_name(), "store": self._store}))
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._path, self._size = path, 0
+            self._write(_line({"v": 1, "process": process_name(), "store": self._store}))
+        except BaseException:  # without its head, the first entry would be read as that
+            file, self._file = self._file, -1
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
         folder = os.open(self.directory, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -286,6 +292,7 @@ class Journal:
                 return
             carried = list(running())
             os.fdatasync(self._file)
+            self._synced = self._written  # for those that wrote, and wait for their turn to sync
             old, self._file = self._file, -1
             try:
                 if carried:

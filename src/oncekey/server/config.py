@@ -45,13 +45,15 @@ _PREFIX: Final = "ONCEKEY__"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _LEAST_TOKEN: Final = 16
 _LEAST_REMEMBERED: Final = 604_800
+_MOST_SECONDS: Final = 315_360_000  # in milliseconds since 1970 it fits every database
+_LEAST_KEPT: Final = 60
 _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 _KINDS: Final = {
     "text": "text in quotes",
     "flag": "true or false",
     "whole": "a whole number, 0 or more",
     "number": "a number, 0 or more",
-    "seconds": "a number of seconds, more than 0",
+    "seconds": "seconds, more than 0, up to ten years",
     "names": 'a list of names, such as ["app"]',
     "fields": "a table of names and values",
 }
@@ -84,6 +86,9 @@ def settings_from(text: str, file: str, environ: Mapping[str, str]) -> ServerSet
     """
     try:
         given: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        fault = Fault("", "is nested too deeply", "Write lists and tables as the settings say")
+        raise ConfigError(file, [fault]) from None
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"\(at line (\d+)", str(error))
         told = f"is no TOML: {str(error).partition(' (at')[0]}"
@@ -115,7 +120,7 @@ def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> None:
 def _value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return raw
 
 
@@ -136,6 +141,9 @@ class _Reading:
             self._faults.add("store", "is missing", 'Write store = "sqlite:///inbox.db"')
         if top["port"] > 65_535:
             self._faults.add("port", f"{top['port']} is no port", "Give 0 to 65535")
+        for key in ("retention", "remember"):
+            if top[key] is not None and top[key] < _LEAST_KEPT:
+                self._faults.add(key, f"is {top[key]}", f"Give at least {_LEAST_KEPT} seconds")
         if top["public_url"]:
             self._check_url("public_url", top["public_url"])
         targets = self._each("targets", tables["targets"], self._target)
@@ -206,6 +214,7 @@ class _Reading:
             parts = urlsplit(url)
             netloc, port = parts.netloc, parts.port
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+            usable = usable and re.search(r"[\s\x00-\x1f]", url) is None
         if not usable:
             self._faults.add(key, "is no URL", "Write it like https://host/path")
         elif "@" in netloc:
@@ -374,7 +383,8 @@ def _fits(kind: str, value: Any) -> bool:
         if kind == "whole":
             return number and isinstance(value, int) and 0 <= value < 2**53
         least = 0 if kind == "number" else math.ulp(0.0)
-        return number and math.isfinite(value) and value >= least
+        most = _MOST_SECONDS if kind == "seconds" else math.inf
+        return number and math.isfinite(value) and least <= value <= most
     if kind == "names":
         return isinstance(value, list) and all(isinstance(one, str) for one in value)
     return isinstance(value, {"text": str, "flag": bool, "fields": dict}[kind])
