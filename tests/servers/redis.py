@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ def _binary() -> str:
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+# Linux takes the end of the thread that started a process for the end of its parent, and some tests
+# run in threads of their own: so one that stays starts all servers.
+_starter = ThreadPoolExecutor(1)
 
 
 def _die_with_us() -> None:
@@ -166,13 +172,14 @@ class Server:
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = _starter.submit(
+                subprocess.Popen,
                 [_binary(), str(self.config), *(["--sentinel"] if self.sentinel else [])],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_us if sys.platform == "linux" else None,
-            )
+            ).result()
         eventually(lambda: self.run("PING"), f"Redis on port {self.port}")
 
     @property

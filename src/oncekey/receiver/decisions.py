@@ -148,9 +148,6 @@ class Decisions:
         self.limits = Limits(self.namespace, settings)
         self.attention = Attention(self.operation, settings.findings)
         self._usual: dict[Outcome, tuple[int, dict[str, str], bytes, str]] = {}
-        for one in (_HANDLED, _DUPLICATE):
-            made = taken(provider, one.name)
-            self._usual[one] = made.status, dict(made.headers), made.body, one.name
         self._events = provider.events if is_ours(provider, "items") else self._listed
         self._tests_are_ours = is_ours(provider, "handshake")
         self.has_tests = bool(
@@ -385,6 +382,10 @@ class Decisions:
         """One answer for a delivery."""
         if len(outcomes) == 1:
             usual = self._usual.get(outcomes[0])
+            if usual is None and outcomes[0] in (_HANDLED, _DUPLICATE):
+                made = taken(self.provider, outcomes[0].name)
+                usual = made.status, dict(made.headers), made.body, made.outcome
+                self._usual[outcomes[0]] = usual
             if usual is not None:  # most of them
                 status, headers, body, name = usual
                 # Whoever sends it may add fields to its headers, and only to its own.
