@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oncekey._core.deliveries import (
+    B,
     Deliveries,
     Sender,
     VerifiedSender,
@@ -50,13 +51,16 @@ def _payload_hash(payload: Any) -> str:
     return sha256_hex(payload)
 
 
-def _seen(store: Any, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
-    from oncekey.resilience.outage import seen_by
+class _Dedup(Deliveries[B]):
+    """What both forms have of what lies above the core."""
 
-    return seen_by(store, on_outage, journal)
+    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
+        from oncekey.resilience.outage import seen_by
+
+        return seen_by(self._store, on_outage, journal)
 
 
-class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
+class AsyncWebhookDedup(_Dedup[IdempotencyBackend]):
     """Which webhook deliveries were seen, by verified sender and key.
 
     ``sender_id`` must come from the verified signature, never from the payload: whoever may choose
@@ -94,9 +98,6 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
 
     def _fit(self, backend: IdempotencyBackend) -> Any:
         return as_async_store(backend, "AsyncWebhookDedup")
-
-    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
-        return _seen(self._store, on_outage, journal)
 
     async def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. True exactly once in the window, whoever else asks at the same time.
@@ -237,7 +238,7 @@ class AsyncWebhookDedup(Deliveries[IdempotencyBackend]):
         return held
 
 
-class WebhookDedup(Deliveries[Store]):
+class WebhookDedup(_Dedup[Store]):
     """``AsyncWebhookDedup`` for synchronous code: the same arguments and methods, no ``await``.
 
     It also has ``complete_on``, which commits the mark together with your own writes.
@@ -260,9 +261,6 @@ class WebhookDedup(Deliveries[Store]):
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
         return backend
-
-    def _seen(self, on_outage: OnOutage | None, journal: JournalPath | None) -> Any:
-        return _seen(self._store, on_outage, journal)
 
     def check_and_record(self, sender_id: Sender, idempotency_key: str) -> bool:
         """Mark a delivery. See ``AsyncWebhookDedup.check_and_record``."""

@@ -397,15 +397,7 @@ def complete(claim: Claim, answer: bytes, monotonic: Callable[[], float]) -> Flo
     if not held:
         claim.lost = True
     if listening():
-        kind = EventKind.COMPLETED if held else EventKind.FENCED
-        emit(
-            kind,
-            claim.key,
-            claim.operation,
-            duration=monotonic() - claim.started,
-            fence=claim.fence,
-            attempts=claim.attempts,
-        )
+        _tell_settled(claim, EventKind.COMPLETED, held, monotonic)
     return held
 
 
@@ -423,17 +415,24 @@ def release(
         held = yield op
     claim.settled = True
     if listening():
-        kind = EventKind.RELEASED if held else EventKind.FENCED
-        emit(
-            kind,
-            claim.key,
-            claim.operation,
-            duration=monotonic() - claim.started,
-            fence=claim.fence,
-            attempts=claim.attempts,
-            error=type(error).__name__ if error is not None else "",
-        )
+        reason = type(error).__name__ if error is not None else ""
+        _tell_settled(claim, EventKind.RELEASED, held, monotonic, reason)
     return held
+
+
+def _tell_settled(
+    claim: Claim, kind: EventKind, held: bool, monotonic: Callable[[], float], error: str = ""
+) -> None:
+    """Tell how a claim ended, or that it was another's by then."""
+    emit(
+        kind if held else EventKind.FENCED,
+        claim.key,
+        claim.operation,
+        duration=monotonic() - claim.started,
+        fence=claim.fence,
+        attempts=claim.attempts,
+        error=error,
+    )
 
 
 def retry_after(reply: ClaimReply, terms: Terms) -> int:
