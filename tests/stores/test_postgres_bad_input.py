@@ -483,12 +483,15 @@ def test_a_timeout_of_the_server_is_unavailable(
     """A row that somebody holds for long: the server's time-out ends the call, to be retried."""
     own = new_owner()
     won = do(open_store(pg_url), "claim", key("k"), own, b"f", TERMS)
-    sql(pg_url, f"ALTER DATABASE {pg_url.rpartition('/')[2]} SET {setting} = '50ms'")
-    with psycopg.connect(pg_url) as holder:
+    database = pg_url.rpartition("/")[2]
+    sql(pg_url, f"ALTER DATABASE {database} SET {setting} = '50ms'")
+    # Whoever holds it, and what comes after, has all the time.
+    with psycopg.connect(pg_url, options=f"-c {setting}=0") as holder:
         holder.execute("SELECT FROM oncekey_records FOR UPDATE")
         with pytest.raises(StoreUnavailableError, match="try again"):
             do(open_store(pg_url), "complete", key("k"), own, won.fence, b"j1", TERMS)
         holder.rollback()
+        holder.execute(f"ALTER DATABASE {database} RESET {setting}")
     assert do(open_store(pg_url), "complete", key("k"), own, won.fence, b"j1", TERMS)
 
 
