@@ -49,7 +49,8 @@ class Site:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def scrape(self) -> Samples:
-        text = self.http.get(f"{self.url}/metrics").text
+        # prometheus-client fails on the file of a worker that is just being born.
+        text = self.http.get(f"{self.url}/metrics").raise_for_status().text
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
@@ -87,6 +88,8 @@ def served(folder: Path, database: str) -> Iterator[Site]:
         command += [
             "--threads",
             "4",
+            "--graceful-timeout",
+            "2",
             "--no-control-socket",
             "--config",
             str(HERE / "gunicorn_hooks.py"),

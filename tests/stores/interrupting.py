@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -133,11 +134,13 @@ def in_own_thread(test: Callable[P, None]) -> Callable[P, None]:
     """Run a test in a thread that ends with it.
 
     What an interrupt leaves in its thread - a context variable, an exception that a traced step
-    could not put away - is nothing that other tests should find.
+    could not put away - is nothing that other tests should find. What they left to garbage
+    collection is collected before: not in the midst of this one, where it would be interrupted.
     """
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        gc.collect()
         with ThreadPoolExecutor(1) as thread:
             thread.submit(test, *args, **kwargs).result()
 

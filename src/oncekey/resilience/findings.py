@@ -125,6 +125,11 @@ class Findings(Forking):
         self._lock = threading.Lock()
         watch_forks(self)
 
+    def __del__(self) -> None:
+        # The queue of a directory is made where it is needed, and goes with what needed it.
+        if hasattr(self, "_connection"):
+            self._drop()
+
     def before_fork(self) -> None:
         """Let a statement under way be done, then close: no child may inherit the connection."""
         self._lock.acquire()
