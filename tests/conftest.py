@@ -22,27 +22,35 @@ settings.load_profile("oncekey")
 # full on one version, left out on others (make test-all runs it on all).
 HEAVY = (
     "tests/adapters/",
+    "tests/contract/test_contract_encrypted",
+    "tests/contract/test_contract_postgres",
     "tests/contract/test_model_servers",
     "tests/core/test_canonical_fuzz",
     "tests/core/test_model",
     "tests/core/test_races",
-    "tests/docs/test_demo",
-    "tests/docs/test_examples",
-    "tests/docs/test_snippets",
+    "tests/docs/",
+    "tests/doctor/",
     "tests/examples/",
     "tests/faults/",
     "tests/functions/",
+    "tests/inbox/test_kill",
+    "tests/instrument/test_prometheus",
     "tests/interop/",
     "tests/receiver/test_refusals",
     "tests/resilience/test_outage",
+    "tests/server/test_api_fuzz",
+    "tests/server/test_proxy",
+    "tests/server/test_serve",
+    "tests/server/test_wire",
     "tests/signatures/",
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
+    "tests/stores/test_sqlite_bad_input",
     "tests/testing/",
+    "tests/test_release",
     "tests/transactions/",
 )
 LIGHT = (
-    "tests/adapters/test_keyed",
     "tests/functions/test_encryption",
     "tests/interop/test_mcp",
     "tests/signatures/test_every_provider",
@@ -50,6 +58,26 @@ LIGHT = (
     "tests/testing/test_samples",
     "tests/contract/test_contract_redis",
     "tests/transactions/test_every_driver",
+)
+
+# What `make faults` and `make test-all` run and `make test` does not: long forms of what shorter
+# tests show too.
+LONGER = (
+    "tests/faults/test_first_seen_processes.py::test_sixteen_writers",
+    "tests/faults/test_kill_storm_servers",
+    "tests/faults/test_laboratory.py::test_a_known_race_is_found[check-then-put",
+    "tests/faults/test_laboratory.py::test_our_receiver_holds",
+    "tests/faults/test_laboratory.py::test_our_stores_hold[postgresql",
+    "tests/faults/test_laboratory.py::test_our_stores_hold[redis",
+    "tests/faults/test_many_rows",
+    "tests/faults/test_protocol_model.py::test_a_known_mistake_is_found",
+    "tests/faults/test_protocol_model.py::test_no_interleaving",
+    "tests/inbox/test_kill.py::test_a_node_killed_whose_app_is_elsewhere",
+    "tests/interop/test_seller.py::test_a_killed_seller_leaves_one_buy[sqlite",
+    "tests/interop/test_seller.py::test_parallel_copies_to_two_sellers_make_one_buy[sqlite",
+    "tests/interop/test_storyboard.py::test_the_storyboard_has_no_failed_step[sqlite",
+    "tests/resilience/test_outage_load",
+    "tests/stores/test_postgres_sweep.py::test_a_step_of_sweeping_stays_cheap[4",
 )
 
 
@@ -83,8 +111,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if name.startswith(HEAVY) and not name.startswith(LIGHT) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those that are best begun with first; leave the others in their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put those that are best begun with first, and leave the longer ones out of `make test`."""
+    if os.environ.get("ONCEKEY_TEST_SHORT"):
+        longer = [item for item in items if item.nodeid.startswith(LONGER)]
+        config.hook.pytest_deselected(items=longer)
+        items[:] = [item for item in items if not item.nodeid.startswith(LONGER)]
     ranks = {prefix: rank for rank, prefix in enumerate(FIRST)}
 
     def rank(item: pytest.Item) -> int:

@@ -326,9 +326,9 @@ def test_errors_name_the_path(value: object, path: str) -> None:
 
 
 def test_depth_is_bounded_exactly() -> None:
-    """The deepest allowed value passes, one level more is refused, a million too."""
+    """The deepest allowed value passes, one level more is refused, a hundred thousand too."""
     assert canonicalize(nested(MAX_DEPTH)) == b"[" * MAX_DEPTH + b"0" + b"]" * MAX_DEPTH
-    for value in (nested(MAX_DEPTH + 1), nested(MAX_DEPTH, []), nested(1_000_000)):
+    for value in (nested(MAX_DEPTH + 1), nested(MAX_DEPTH, []), nested(100_000)):
         with pytest.raises(CanonicalJSONError, match="nested deeper") as caught:
             canonicalize(value)
         assert len(str(caught.value)) < 300
