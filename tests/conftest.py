@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.scale import SHORT
 
 from oncekey.testing import ManualClock
 
@@ -113,7 +114,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put those that are best begun with first, and leave the longer ones out of `make test`."""
-    if os.environ.get("ONCEKEY_TEST_SHORT"):
+    if SHORT:
         longer = [item for item in items if item.nodeid.startswith(LONGER)]
         config.hook.pytest_deselected(items=longer)
         items[:] = [item for item in items if not item.nodeid.startswith(LONGER)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["scaled"]
+__all__ = ["LONG", "SHORT", "scaled"]
 
 LONG = bool(os.environ.get("ONCEKEY_TEST_LONG"))
+SHORT = bool(os.environ.get("ONCEKEY_TEST_SHORT"))  # make test
 
 
 def scaled(number: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.scale import SHORT
 from tests.servers import sources_pg
 from tests.servers.pooler import TransactionPooler
 from tests.servers.postgres import ClockedPgBackend, ClockedPostgresStore, Postgres, make_database
@@ -46,7 +47,8 @@ async def pooler_psycopg(url: str) -> AsyncIterator[Any]:
         yield made.url, {"prepare": False, "driver": "psycopg"}
 
 
-# A factory of sessions gives us its engine: the checks that differ most are enough for it.
+# The checks that differ most. They are enough for a factory of sessions, which gives us its engine;
+# and in `make test` for what lends connections of a driver that another source has shown in full.
 FEW = [
     check
     for check in CHECKS
@@ -57,16 +59,21 @@ FEW = [
         "racing_claims_have_one_winner",
     )
 ]
-SYNC = [
-    pytest.param(source, check, id=f"{label(source)}-{label(check)}")
-    for source in [*sources_pg.SYNC, pooler]
-    for check in (FEW if source is sources_pg.sessionmaker else CHECKS)
-]
-ASYNC = [
-    pytest.param(source, check, id=f"{label(source)}-{label(check)}")
-    for source in [*sources_pg.ASYNC, pooler_asyncpg, pooler_psycopg]
-    for check in (FEW if source is sources_pg.async_sessionmaker else CHECKS)
-]
+ENOUGH = {sources_pg.sessionmaker, sources_pg.async_sessionmaker}
+if SHORT:
+    ENOUGH |= {sources_pg.connection_pool, sources_pg.asyncpg_pool, pooler_psycopg}
+    ENOUGH |= {sources_pg.async_connection_pool, sources_pg.engine_psycopg}
+SYNC, ASYNC = (
+    [
+        pytest.param(source, check, id=f"{label(source)}-{label(check)}")
+        for source in sources
+        for check in (FEW if source in ENOUGH else CHECKS)
+    ]
+    for sources in (
+        [*sources_pg.SYNC, pooler],
+        [*sources_pg.ASYNC, pooler_asyncpg, pooler_psycopg],
+    )
+)
 
 
 def run_sync(given: Any, options: dict[str, Any], check: Check, server: Postgres) -> None:
