@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.cli._format import duration
 from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli._stores import add_store, redacted, store_url
+from oncekey.cli.sign import add_secret_options, make_provider
 from oncekey.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -54,21 +55,7 @@ def _add_receiver(parser: argparse.ArgumentParser) -> None:
         help="a receiver to send signed probes to; handlers of their type run",
     )
     parser.add_argument("--provider", metavar="NAME", help="whose webhooks it takes")
-    parser.add_argument(
-        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
-    )
-    parser.add_argument(
-        "--signing-key-env",
-        metavar="NAME",
-        help="the variable with the private key, for providers that sign with a key pair",
-    )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the provider (may be given again)",
-    )
+    add_secret_options(parser)
     parser.add_argument("--type", metavar="TYPE", help="the type of the events that are sent")
 
 
@@ -123,7 +110,6 @@ def _store(arguments: argparse.Namespace, out: Output) -> Report:
 
 
 def _receiver(arguments: argparse.Namespace, out: Output) -> Report:
-    from oncekey.cli.sign import make_provider
     from oncekey.doctor import check_receiver
     from oncekey.stores.urls import connect
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli._stores import from_environment
-from oncekey.cli.sign import make_provider
+from oncekey.cli.sign import add_secret_options, make_provider
 from oncekey.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -40,21 +40,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--receiver", metavar="URL", help="such as http://localhost:8000/hooks")
     parser.add_argument("--provider", metavar="NAME", help="who the deliveries are from")
     parser.add_argument("--type", metavar="TYPE", help="the type of the events")
-    parser.add_argument(
-        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
-    )
-    parser.add_argument(
-        "--signing-key-env",
-        metavar="NAME",
-        help="the variable with the private key, for providers that sign with a key pair",
-    )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the provider (may be given again)",
-    )
+    add_secret_options(parser)
     _add_faults(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.cli._output import Output, add_json_option
-from oncekey.cli.sign import make_provider
+from oncekey.cli.sign import add_secret_options, make_provider
 from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
@@ -25,21 +25,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("url", metavar="URL", help="an endpoint; or only the host, for all paths")
     parser.add_argument("file", metavar="FILE", help="the recording")
     parser.add_argument("--provider", metavar="NAME", help="sign anew, as this provider would")
-    parser.add_argument(
-        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
-    )
-    parser.add_argument(
-        "--signing-key-env",
-        metavar="NAME",
-        help="the variable with the private key, for providers that sign with a key pair",
-    )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the provider (may be given again)",
-    )
+    add_secret_options(parser)
     parser.add_argument(
         "--seed", type=int, metavar="N", help="shuffle; the same number gives the same order"
     )

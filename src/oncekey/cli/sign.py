@@ -24,7 +24,14 @@ _SECRET_OPTIONS = {
     "signing_key": "--signing-key-env",
 }
 
-__all__ = ["add_signing_options", "add_to", "bodies", "make_provider", "sign_body"]
+__all__ = [
+    "add_secret_options",
+    "add_signing_options",
+    "add_to",
+    "bodies",
+    "make_provider",
+    "sign_body",
+]
 
 
 def add_to(commands: Any) -> None:
@@ -52,15 +59,8 @@ def add_signing_options(parser: argparse.ArgumentParser, *, files: bool = True) 
             help="a body each; - is standard input. Without one, a sample is made",
         )
     parser.add_argument("--type", metavar="TYPE", help="of the sample, such as invoice.paid")
-    parser.add_argument(
-        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
-    )
+    add_secret_options(parser)
     parser.add_argument("--secret-file", metavar="FILE", help="a file that holds it, instead")
-    parser.add_argument(
-        "--signing-key-env",
-        metavar="NAME",
-        help="the variable with the private key, for providers that sign with a key pair",
-    )
     parser.add_argument("--method", default="POST", help="the method, POST by default")
     parser.add_argument("--event-id", metavar="ID", help="for providers that put it in a header")
     parser.add_argument("--now", type=float, metavar="SECONDS", help="the time to sign for")
@@ -70,6 +70,18 @@ def add_signing_options(parser: argparse.ArgumentParser, *, files: bool = True) 
         default=[],
         metavar="'NAME: VALUE'",
         help="a header to send along (may be given again)",
+    )
+
+
+def add_secret_options(parser: argparse.ArgumentParser) -> None:
+    """What a provider needs to sign: its secret or key, and options of its own."""
+    parser.add_argument(
+        "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
+    )
+    parser.add_argument(
+        "--signing-key-env",
+        metavar="NAME",
+        help="the variable with the private key, for providers that sign with a key pair",
     )
     parser.add_argument(
         "--option",
