@@ -16,7 +16,9 @@ from typing import cast
 import pytest
 from tests.resilience.conftest import TERMS, key
 
-from oncekey.errors import StoreFullError
+from oncekey import SQLiteStore
+from oncekey.errors import PolicyError, StoreFullError
+from oncekey.resilience import reconcile, resilient
 from oncekey.resilience.journal import Entry, Journal, held, pages, read_page
 
 
@@ -49,6 +51,37 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert page.entries[0].key.scope.hash == key("a").scope.hash
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """Whoever could put a journal there could say what was done; the error names the fix."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(PolicyError, match=f"chmod go-w {place}"):
+        Journal(place, "S", 10_000)
+    with SQLiteStore(tmp_path / "s.db") as store:
+        with pytest.raises(PolicyError, match="chmod go-w"):
+            resilient(store, on_outage="open", journal=place)
+        with pytest.raises(PolicyError, match="chmod go-w"):
+            reconcile(place, store)
+    assert list(place.iterdir()) == []
+    place.chmod(0o755)
+    Journal(place, "S", 10_000).close()
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could change what is in it, whatever its mode."""
+    someone = os.geteuid() + 1
+    if os.geteuid() == 0:
+        os.chown(tmp_path, someone, -1)
+    else:  # only root can give a directory away
+        monkeypatch.setattr(os, "geteuid", lambda: someone)
+    with pytest.raises(PolicyError, match=f"chown .* {tmp_path}"):
+        Journal(tmp_path, "S", 10_000)
 
 
 def test_no_name_of_a_key_is_in_it(tmp_path: Path) -> None:
@@ -198,6 +231,8 @@ def test_what_runs_goes_along_to_the_next_page(tmp_path: Path) -> None:
 WORKER = """
 import sys
 from pathlib import Path
+from oncekey import SQLiteStore
+from oncekey.resilience import reconcile, resilient
 from oncekey.resilience.journal import Entry, Journal
 from oncekey.models import Terms
 journal = Journal(Path(sys.argv[1]), "S", 10**9)

@@ -91,14 +91,19 @@ def test_calls_go_on_and_copies_replay(shop: Shop, away: Away) -> None:
 
 
 def test_each_is_an_event(shop: Shop, away: Away) -> None:
-    """Whoever listens hears of every call that went past the store."""
+    """Whoever listens hears of every call that went past the store, and of each replay."""
     away.begin()
     seen: list[Event] = []
     with subscribe(seen.append):
         shop.charge("o-1")
-    kinds = [one.kind for one in seen]
-    assert EventKind.BYPASS in kinds
-    assert EventKind.BREAKER in kinds
+        shop.charge("o-1")
+        with pytest.raises(IdempotencyConflictError):
+            shop.charge("o-1", 2)
+        dedup = WebhookDedup(shop.store)
+        assert [dedup.check_and_record("s", "e-1") for _ in range(2)] == [True, False]
+    assert EventKind.BREAKER in [one.kind for one in seen]
+    past = [one.operation for one in seen if one.kind is EventKind.BYPASS]
+    assert past == ["claim", "replay", "conflict", "first_seen", "replay"]
 
 
 def test_the_store_is_made_whole(shop: Shop, away: Away, opened: Any) -> None:

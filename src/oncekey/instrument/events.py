@@ -37,7 +37,7 @@ class EventKind(StrEnum):
     DELIVERY = "delivery"  # a webhook delivery was answered
     EFFECT = "effect"  # a webhook's event was handled, and that is recorded
     BREAKER = "breaker"  # the circuit breaker around a store changed its state
-    BYPASS = "bypass"  # work ran without the store, as a policy allows while that is down
+    BYPASS = "bypass"  # work ran, or a copy was answered, without the store, as a policy allows
     LATE = "late"  # an event came after its window, and was handled as new
     COLLISION = "collision"  # one key came with another payload, or from another sender
     RECONCILED = "reconciled"  # what ran without the store was entered into it afterwards

@@ -141,7 +141,7 @@ METRICS: Final = {
         ),
         Metric(
             *("oncekey_bypassed_total", "counter", ("operation",)),
-            "Work that ran without the store.",
+            "Work that ran, or copies that were answered, without the store.",
         ),
         Metric(
             *("oncekey_reconciled_total", "counter", ("operation",)),

@@ -124,6 +124,7 @@ class Fallback(Forking):
         """Claim without the store. Whoever wins is in the journal before it runs."""
         reply = self._local.claim(key, owner, fingerprint, terms)
         if reply.verdict is not Verdict.WON:
+            self._bypassed(key, reply.verdict.value)
             return reply
         entry = _entry("claim", key, owner, reply.fence, fingerprint, terms)
         self._running[owner] = entry
@@ -183,7 +184,7 @@ class Fallback(Forking):
                 self._local.drop(key.digest, b"")
                 raise
             self.unsettled = True
-            self._bypassed(key, "first_seen")
+        self._bypassed(key, "first_seen" if first else Verdict.REPLAY.value)
         return first
 
     def _bypassed(self, key: Key, operation: str) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,14 +22,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from oncekey.errors import StoreFullError
+from oncekey.errors import PolicyError, StoreFullError
 from oncekey.models import Key, Scope, Terms
 
 __all__ = [
     "Entry",
     "Journal",
     "Page",
+    "check_private",
     "held",
+    "own_directory",
     "pages",
     "process_name",
     "put_away",
@@ -188,6 +191,39 @@ def pages(directory: Path, *, reconciled: bool = False) -> Iterator[Path]:
         yield from sorted(directory.glob(f"*{suffix}"), key=lambda path: path.name)
 
 
+def own_directory(directory: Path) -> None:
+    """Make the directory, for its owner only, or see that nobody else may write to it.
+
+    Raises:
+        PolicyError: It is another user's, or others may write to it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(directory)
+
+
+def check_private(directory: Path) -> None:
+    """What a journal says is put into the store: nobody else may have written it.
+
+    Raises:
+        PolicyError: The directory is another user's, or others may write to it.
+    """
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return  # so that there is no journal either
+    user = os.geteuid()
+    if found.st_uid != user:
+        raise PolicyError(
+            f"the journal's directory {directory} belongs to user {found.st_uid} and this process "
+            f"is user {user}: run as its owner, give another directory, or chown {user} {directory}"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PolicyError(
+            f"others than its owner may write to the journal's directory {directory}, and so could "
+            f"make up what was done: chmod go-w {directory}"
+        )
+
+
 class Journal:
     """This process's files in a directory. Safe to use from several threads.
 
@@ -196,13 +232,16 @@ class Journal:
         store: A name for the store that they are of.
         most: How many bytes a file may have before no call goes on without the store. What runs
             then still gets its outcome written.
+
+    Raises:
+        PolicyError: Others may write to the directory, or it is another user's.
     """
 
     def __init__(self, directory: Path, store: str, most: int) -> None:
         self.directory = directory
         self._store = store
         self._most = most
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_directory(directory)
         self._fresh()
 
     def _fresh(self) -> None:

@@ -19,7 +19,16 @@ from oncekey.errors import PolicyError, StoreCorruptError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Record, State, Verdict
 from oncekey.resilience.findings import Finding, Findings, Side, finding_id
-from oncekey.resilience.journal import Entry, Page, held, pages, put_away, read_page
+from oncekey.resilience.journal import (
+    Entry,
+    Page,
+    check_private,
+    held,
+    own_directory,
+    pages,
+    put_away,
+    read_page,
+)
 
 __all__ = [
     "Reconciled",
@@ -74,7 +83,7 @@ def _numbers(made: Reconciled) -> tuple[int, ...]:
 
 def findings_in(directory: Path) -> Findings:
     """The queue that lies beside the journals of a directory."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_directory(directory)
     return Findings(str(directory / "findings.db"))
 
 
@@ -92,7 +101,8 @@ def reconcile(
 
     Raises:
         StoreError: The store is away still. What is done stays done.
-        PolicyError: The journals are of another kind of store, or another tenant's.
+        PolicyError: The journals are of another kind of store, or another tenant's; or others may
+            write to their directory.
     """
     inner: Any = innermost(store)
     work = Reconciling(Path(directory), store_name(inner), findings)
@@ -172,6 +182,7 @@ class Reconciling:
 
     def all(self) -> Flow[Reconciled]:
         """Every journal that nobody holds."""
+        check_private(self.directory)
         total = Reconciled()
         for path in list(pages(self.directory)):
             with held(path) as ours:
