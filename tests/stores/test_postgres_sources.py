@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -182,6 +183,20 @@ async def test_an_async_store_goes_on_after_its_connections_were_ended(
         await ause(store, "after")
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("turns", [2, 3])
+async def test_an_end_that_is_half_read_is_noticed_too(
+    pg_url: str, driver: str, turns: int
+) -> None:
+    """A loop that was busy has read the server's last words, or its end too: no call fails."""
+    async with AsyncPostgresStore(pg_url, driver=driver) as store:
+        await store.now()
+        sql(pg_url, KILL)  # nothing else runs in this loop meanwhile
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await store.now()
+
+
 @pytest.mark.parametrize("source", SYNC[1:], ids=label)
 def test_a_pool_gets_rid_of_ended_connections(source: Make, pg_url: str) -> None:
     """Every connection of a pool was ended: each fails at most once, then all is well again."""
@@ -316,27 +331,27 @@ async def test_the_pooler_moves_async_clients_about(pg_url: str, driver: str) ->
 
 def test_many_threads_share_two_connections_of_a_pooler(pg_url: str) -> None:
     """With prepare=False 16 threads on 4 stores work over the pooler's two connections."""
-    with TransactionPooler(pg_url) as pooler:
-        stores = [PostgresStore(pooler.url, prepare=False) for _ in range(4)]
+    with TransactionPooler(pg_url) as pooler, contextlib.ExitStack() as ends:
+        opened = [PostgresStore(pooler.url, prepare=False, timeout=60) for _ in range(4)]
+        stores = [ends.enter_context(store) for store in opened]
         with ThreadPoolExecutor(16) as threads:
             list(threads.map(lambda n: use(stores[n % 4], str(n)), range(200)))
         assert len(sessions(pg_url)) == 2
         assert pooler.switches > 20
-        for store in stores:
-            store.close()
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_many_tasks_share_two_connections_of_a_pooler(pg_url: str, driver: str) -> None:
     """With prepare=False tasks on 4 async stores work over the pooler's two connections."""
+    options: dict[str, Any] = {"driver": driver, "prepare": False, "timeout": 60}
     with TransactionPooler(pg_url) as pooler:
-        stores = [AsyncPostgresStore(pooler.url, driver=driver, prepare=False) for _ in range(4)]
-        for n in range(10):
-            await asyncio.gather(*(ause(stores[m % 4], f"{n}-{m}") for m in range(20)))
-        assert len(sessions(pg_url)) == 2
-        assert pooler.switches > 4
-        for store in stores:
-            await store.aclose()
+        async with contextlib.AsyncExitStack() as ends:
+            opened = [AsyncPostgresStore(pooler.url, **options) for _ in range(4)]
+            stores = [await ends.enter_async_context(store) for store in opened]
+            for n in range(10):
+                await asyncio.gather(*(ause(stores[m % 4], f"{n}-{m}") for m in range(20)))
+            assert len(sessions(pg_url)) == 2
+            assert pooler.switches > 4
 
 
 async def test_a_pool_of_asyncpg_works_behind_a_pooler(pg_url: str) -> None:

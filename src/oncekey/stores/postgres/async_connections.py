@@ -10,7 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from oncekey.drivers._deadlines import Attempts, Deadline, Late, alimited, end, in_time, to_driver
-from oncekey.errors import StoreConfigError, StoreError, StoreReadOnlyError
+from oncekey.errors import (
+    StoreConfigError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 from oncekey.stores.postgres.connections import (
     CONNECT_SECONDS,
     LANE,
@@ -81,6 +86,10 @@ async def _run_asyncpg(connection: Any, sql: str, args: list[Any], prepare: bool
         end(connection)
         raise
     return rows
+
+
+class _EndedError(StoreUnavailableError):
+    """The server has ended a connection, as was seen before anything was sent on it."""
 
 
 class _Lane:
@@ -171,10 +180,10 @@ class _Own:
                 used = link.connection
                 try:
                     return await self._once(link, sql, args, deadline)
-                except StoreReadOnlyError:
+                except (StoreReadOnlyError, _EndedError):
                     if used is None or link.connection is not used:
                         raise
-                    # A primary no longer: the address may lead to another by now.
+                    # Ended, or a primary no longer: the address may lead to another by now.
                     end(used)
                     return await self._once(link, sql, args, deadline)
             finally:
@@ -315,9 +324,13 @@ class AsyncpgSource(_Own):
                 statement = lane.prepared[sql] = await connection.prepare(sql)
             rows: Rows = await statement.fetch(*args)
             return rows
-        except Exception:
+        except Exception as error:
             if connection.is_closed():
                 deadline.left()  # raises, if that is why
+            if type(error).__name__ == "InternalClientError":
+                # The server's goodbye was read, the end of its stream not yet: asyncpg did not call
+                # the connection closed, and sends nothing on it.
+                raise _EndedError("PostgreSQL has ended the connection: try again") from error
             raise
         finally:
             timer.cancel()
