@@ -14,6 +14,8 @@ CACHE := $(VENV)/cache
 PYTEST_ARGS ?=
 # Two a core: half of what the tests do is waiting for servers and processes.
 PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+# One a core: the time that a fault takes is looked at.
+FAULTS_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 WALK_ARGS ?=
@@ -96,7 +98,7 @@ faults: $(VENV)/pythons ## Break everything that can break, and report: each fau
 	@$(MAKE) --no-print-directory faults-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
 
 faults-py%: $(VENV)/py%/.wheel
-	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python scripts/faults.py -n $(PYTEST_WORKERS) \
+	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python scripts/faults.py -n $(FAULTS_WORKERS) \
 	    --dist worksteal --json build/faults.json $(FAULTS_ARGS)
 
 mutants: $(VENV)/pythons ## Make known mistakes in copies of the source: tests must notice each

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tomllib
+from collections.abc import Generator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-__all__ = ["CHOSEN", "Scenario", "scenarios"]
+__all__ = ["CHOSEN", "CPU", "Scenario", "scenarios"]
 
 TABLE = Path(__file__).with_name("scenarios.toml")
 CHOSEN = "ONCEKEY_TEST_SCENARIOS"
+CPU = "cpu seconds"  # what a test used, in its report
 
 
 class Scenario(NamedTuple):
@@ -50,3 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if any(one.has(item.nodeid) for one in chosen)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def cpu_seconds() -> float:
+    """What this process has used, and the processes that it started and saw end."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Note what a test uses: on a busy machine the time on the wall tells of others."""
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((CPU, cpu_seconds() - before))

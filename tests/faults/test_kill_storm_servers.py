@@ -6,32 +6,18 @@ import json
 import os
 import signal
 import subprocess
-from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.faults.conftest import Spawn
-from tests.faults.test_kill_storm import (
-    KEYS,
-    KILLS,
-    NAMES,
-    SCOPE,
-    STOPS,
-    TERMS,
-    TRAPS,
-    WORKERS,
-    Storm,
-    Win,
-)
+from tests.faults.test_kill_storm import KEYS, SCOPE, TRAPS, Storm, judged
 from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
 from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 from oncekey import connect
-from oncekey._core.codec import Codec
-from oncekey.models import Key, State, Verdict
+from oncekey.models import Key
 
 
 class Forked:
@@ -115,66 +101,11 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_storm_on_a_server_leaves_one_outcome_for_each_key(
     spawn: Spawn, tmp_path: Path, url: str
 ) -> None:
-    """Eight workers, 500 keys, kill -9 and SIGSTOP: one outcome a key, and every answer is it."""
+    """Eight workers, kill -9 and SIGSTOP: one outcome a key, and every answer is it."""
     storm = ServerStorm(spawn, tmp_path, url)
     try:
         storm.run()
     finally:
         storm.end()
-
-    wins: dict[str, list[Win]] = defaultdict(list)
-    fenced: set[tuple[str, int]] = set()
-    acknowledged: dict[str, list[str]] = defaultdict(list)
-    for kind, name, rest in storm.logs():
-        if kind == "W":
-            fence, attempts, takeover = rest.split()
-            wins[name].append(Win(int(attempts), int(fence), takeover == "1"))
-        elif kind == "F":
-            fenced.add((name, int(rest)))
-        else:
-            acknowledged[name].append(rest)
-
-    store = connect(url)
-    for name in NAMES:
-        _one_outcome(store, name, sorted(wins[name]), fenced, acknowledged[name])
-    store.close()
-
-    # The workers that stopped in a handler until their key was taken over were fenced off.
-    assert storm.freed
-    assert set(storm.freed) <= fenced
-    assert (storm.kills, storm.stops) == (KILLS, STOPS)
-    print(
-        f"{storm.kills} kills, {storm.stops} stops, {len(storm.freed)} zombies freed, "
-        f"{len(fenced)} completions fenced off, "
-        f"{sum(win.takeover for won in wins.values() for win in won)} takeovers"
-    )
-
-
-def _one_outcome(
-    store: Any, name: str, won: list[Win], fenced: set[tuple[str, int]], answers: list[str]
-) -> None:
-    record = store.read(Key(SCOPE, name))
-    assert record is not None
-    assert record.state is State.COMPLETED
-    assert record.answer is not None
-    outcome = json.dumps(Codec().decode(record.answer), sort_keys=True)
-
-    # Nothing acknowledged is lost, and every worker that ever got an answer got this one.
-    assert set(answers) == {outcome}
-    assert len(answers) >= WORKERS
-    for _ in range(2):
-        reply = store.claim(Key(SCOPE, name), os.urandom(16), record.fingerprint, TERMS)
-        assert (reply.verdict, reply.answer) == (Verdict.REPLAY, record.answer)
-
-    # Each win is another attempt with a higher fence, and a later one is always a takeover.
-    assert len({win.attempts for win in won}) == len(won)
-    fences = [win.fence for win in won]
-    assert fences == sorted(set(fences))
-    assert all(win.takeover == (win.attempts > 1) for win in won)
-    # Fences are made of the server's clock: nobody won before the lease of the last was over.
-    for earlier, later in pairwise(fences):
-        assert later - earlier > (TERMS.lease_ms - 1) * 1000
-    # The last to win is the one that counts; a fence that was refused never does.
-    assert (record.fence, record.attempts) == (won[-1].fence, won[-1].attempts)
-    assert json.loads(outcome)["fence"] == record.fence
-    assert (name, record.fence) not in fenced
+    with connect(url) as store:
+        judged(storm, store)

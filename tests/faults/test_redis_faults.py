@@ -158,7 +158,7 @@ def test_a_first_call_whose_reply_is_lost_is_still_the_first(
     wire.lose_replies(2)  # the look, then the script that marks over the released record
     with pytest.raises(StoreUnavailableError):
         store.first_seen(key("over"), TERMS)
-    wire.lose_replies(1, to=b"EVALSHA")
+    wire.lose_replies(1, after=b"EVALSHA")
     names = [key(n % 10) for n in range(30)]
     results = store.together([("first_seen", name, TERMS) for name in names])
     assert wire._lose == 0

@@ -16,7 +16,6 @@ import ctypes
 import datetime
 import functools
 import os
-import select
 import shutil
 import signal
 import socket
@@ -31,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from oncekey import testing
 
 PATIENCE = 60.0  # seconds after which a server that does not start fails the test
 
@@ -313,89 +314,33 @@ def synced(replica: Server) -> bool:
         return bool(client.info("replication")["master_link_status"] == "up")
 
 
-class Proxy:
-    """Stands between a store and a server: counts round trips, holds or loses replies."""
+class Proxy(testing.Proxy):
+    """Stands between a store and a server: counts round trips, and holds requests too."""
 
     def __init__(self, port: int) -> None:
-        self.target = port
         self.trips = 0
         self.chunks: list[bytes] = []  # what clients sent, as it came
         self.open_gate = threading.Event()
         self.open_gate.set()
         self.arrived = threading.Semaphore(0)  # a request that came while the gate was shut
-        self._lose = 0
-        self._lose_to = b""
-        self._sockets: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._asking: set[object] = set()
+        super().__init__(f"redis://127.0.0.1:{port}")
 
-    def lose_replies(self, count: int, to: bytes = b"") -> None:
-        """Let the next requests reach the server, and close instead of handing over replies.
-
-        Only requests that hold ``to`` count.
-        """
-        self._lose_to = to
-        self._lose = count
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:
-                    client.close()
-                    continue
-                self._sockets |= {client, server}
-                threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
-
-    def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        asked = meant = False
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                for ready in select.select([client, server], [], [])[0]:
-                    data = ready.recv(1 << 16)
-                    if not data:
-                        raise OSError
-                    if ready is client:
-                        self.trips += not asked
-                        asked = True
-                        meant = self._lose_to in data
-                        self.chunks.append(data)
-                        if not self.open_gate.is_set():
-                            self.arrived.release()
-                            self.open_gate.wait()
-                        server.sendall(data)
-                    else:
-                        asked = False
-                        if self._lose and meant:
-                            self._lose -= 1
-                            raise OSError
-                        client.sendall(data)
-        self._drop(client)
-        self._drop(server)
-
-    def _drop(self, one: socket.socket) -> None:
-        self._sockets.discard(one)
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
-        one.close()
-
-    def cut(self) -> None:
-        """Close every connection that stands."""
-        for one in list(self._sockets):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+    def _heard(self, line: object, replies: bool, data: bytes) -> None:
+        if replies:
+            self._asking.discard(line)
+            return
+        self.trips += line not in self._asking
+        self._asking.add(line)
+        self.chunks.append(data)
+        if not self.open_gate.is_set():
+            self.arrived.release()
+            self.open_gate.wait()
 
     def close(self) -> None:
         """Let nobody through any more."""
         self.open_gate.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
+        super().close()
 
 
 class Blocking:
