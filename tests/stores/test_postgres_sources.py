@@ -242,7 +242,7 @@ async def test_an_async_pool_gets_rid_of_ended_connections(source: Make, pg_url:
 async def test_calls_outside_batches_may_come_at_the_same_time(source: Make, pg_url: str) -> None:
     """now, write and sweep from many tasks at once, from the first call on, all come through."""
     async with source(pg_url) as (given, options):
-        async with AsyncPostgresStore(given, **options) as store:
+        async with AsyncPostgresStore(given, timeout=60, **options) as store:
             expires = 4_000_000_000_000
             calls = [
                 call
