@@ -18,6 +18,7 @@ PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || 
 FAULTS_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+SERVE_ARGS ?=
 WALK_ARGS ?=
 GROWTH_ARGS ?=
 FUZZ_ARGS ?=
@@ -37,13 +38,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PINS := pyproject.toml constraints.txt
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
 
-.PHONY: help demo test test-all check fuzz storm faults mutants docs bench bench-growth walk wheel sbom clean
+.PHONY: help demo serve test test-all check fuzz storm faults mutants docs bench bench-growth walk wheel sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z%.0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/demo/.wheel ## Run the storm demo on the installed package
-	@$(VENV)/demo/bin/python examples/storm_demo.py $(DEMO_ARGS)
+demo: $(VENV)/demo/.wheel ## Send the same traffic through the gateway and through a receiver without it, kill both
+	@$(VENV)/demo/bin/python examples/gateway_demo.py $(DEMO_ARGS)
+
+serve: $(VENV)/demo/.wheel ## Run the gateway with nothing to set up, until Ctrl-C; prints its address and a token
+	@$(VENV)/demo/bin/oncekey serve --demo $(SERVE_ARGS)
 
 # The environments of both are prepared at the same time: pip keeps one core busy.
 test: $(VENV)/pythons ## Test the built wheel on the oldest Python found, and in short on the newest
@@ -194,8 +198,8 @@ $(VENV)/docs/.deps: $(PINS) $(VENV)/build/.deps
 $(VENV)/bench/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(newest),bench)
 
-$(VENV)/demo/.deps: $(VENV)/build/.deps
-	$(call environment,$(newest),)
+$(VENV)/demo/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(newest),demo)
 
 # ----------------------------------------------------------------------------------------- wheel
 

@@ -18,9 +18,7 @@ import argparse
 import collections
 import contextlib
 import hashlib
-import heapq
 import hmac
-import http.client
 import json
 import os
 import queue
@@ -28,20 +26,19 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from storm import Delivery, Progress, Storm, Worker, in_order
 
 from oncekey import OncekeyError, SQLiteStore, WebhookDedup
 
 SECRET = b"a secret that the sender and the receivers share"
 SENDER = "demo-sender"  # whom the secret belongs to; never read from the payload
 LEASE_SECONDS = 2  # a dead worker's delivery is free for another one after this
-SENDER_THREADS = 16
 LIMIT_SECONDS = 300  # a storm that is not over by then counts what is missing as lost
 
 
@@ -67,10 +64,9 @@ class Receiver(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        given = self.headers.get("X-Signature", "")
-        if not hmac.compare_digest(given.encode(), sign(body).encode()):
+        if not self.is_genuine(body):
             return self.answer(401, "bad signature")  # before anything is stored
-        event = json.loads(body)
+        event = self.event_in(body)
         if self.broken == "first-seen":
             return self.first_seen(event)
         digest = hashlib.sha256(body).hexdigest()
@@ -88,7 +84,7 @@ class Receiver(BaseHTTPRequestHandler):
                 self.write_effect(connection, event, claim.takeover)
                 if self.broken != "unmarked":
                     self.dedup.complete_on(connection, *delivery)
-                if event.get("hold") and not claim.takeover:
+                if self.is_held(event) and not claim.takeover:
                     self.wait_to_be_killed(event)
         except (OncekeyError, sqlite3.Error):
             # The effect was rolled back. Free the delivery, so that a retry need not wait for
@@ -99,6 +95,16 @@ class Receiver(BaseHTTPRequestHandler):
         if self.broken == "unmarked":
             self.dedup.release(*delivery)
         return self.answer(200, "effect")
+
+    def is_genuine(self, body: bytes) -> bool:
+        given = self.headers.get("X-Signature", "")
+        return hmac.compare_digest(given.encode(), sign(body).encode())
+
+    def event_in(self, body: bytes) -> dict:
+        return json.loads(body)
+
+    def is_held(self, event: dict) -> bool:
+        return bool(event.get("hold"))
 
     @contextlib.contextmanager
     def transaction(self):
@@ -126,7 +132,7 @@ class Receiver(BaseHTTPRequestHandler):
             return self.answer(200, "duplicate")
         with self.transaction() as connection:
             self.write_effect(connection, event, takeover=False)
-            if event.get("hold"):
+            if self.is_held(event):
                 self.wait_to_be_killed(event)
         return self.answer(200, "effect")
 
@@ -166,50 +172,7 @@ def run_worker(path: str, number: int, broken: str) -> None:
     os._exit(0)
 
 
-class Worker:
-    """A worker process as the demo sees it. What it prints arrives in ``news``."""
-
-    def __init__(self, path: str, number: int, broken: str, news: queue.SimpleQueue) -> None:
-        command = [sys.executable, __file__, "--worker", path, str(number), "--break", broken]
-        pipe = subprocess.PIPE
-        with sigint_held_back():  # the child inherits that, until it ignores the signal itself
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self.number = number
-        self.port = 0
-        threading.Thread(target=self._listen, args=(news,), daemon=True).start()
-
-    def _listen(self, news: queue.SimpleQueue) -> None:
-        for line in self.process.stdout:
-            word, _, rest = line.strip().partition(" ")
-            news.put((self, word, rest))
-        news.put((self, "ended", ""))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-
-
-@contextlib.contextmanager
-def sigint_held_back():
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
 # ------------------------------------------------------------------------------------ the sender
-
-
-@dataclass
-class Delivery:
-    number: int
-    event: str
-    body: bytes
-    signature: str
-    together: threading.Barrier | None = None  # copies that go out in the same moment
-    forged: bool = False
 
 
 def plan(events: int, kills: int, seed: int) -> list[Delivery]:
@@ -224,138 +187,22 @@ def plan(events: int, kills: int, seed: int) -> list[Delivery]:
         body = json.dumps(event).encode()
         copies = 3 if i in held or rng.random() < 0.1 else 1
         together = threading.Barrier(copies) if copies > 1 else None
-        first = [Delivery(0, event["id"], body, sign(body), together) for _ in range(copies)]
+        signed = {"X-Signature": sign(body)}
+        first = [Delivery(0, event["id"], body, signed, together=together) for _ in range(copies)]
         rounds.append((i, first))
         if rng.random() < 0.3:  # comes again, at once or much later
-            again = Delivery(0, event["id"], body, sign(body))
+            again = Delivery(0, event["id"], body, signed)
             rounds.append((i + rng.choice((0.5, 20, events / 4)), [again]))
         if rng.random() < 0.04:
             fake = {"id": f"forged_{i:06d}", "amount": 1_000_000}
             raw = json.dumps(fake).encode()
-            forged = Delivery(0, fake["id"], raw, sign(raw + b" "), forged=True)
+            wrong = {"X-Signature": sign(raw + b" ")}
+            forged = Delivery(0, fake["id"], raw, wrong, forged=True)
             rounds.append((i + 0.7, [forged]))
-    rounds.sort(key=lambda item: item[0])
-    deliveries = [delivery for _, group in rounds for delivery in group]
-    for number, delivery in enumerate(deliveries):
-        delivery.number = number
-    return deliveries
-
-
-class Storm:
-    """Sends every delivery until it is answered for good, from many threads."""
-
-    def __init__(self, deliveries: list[Delivery], workers: list[Worker]) -> None:
-        self.workers = workers
-        self.open = len(deliveries)
-        self.answers: collections.Counter[str] = collections.Counter()
-        self.over = threading.Event()
-        self._ready = collections.deque(deliveries)
-        self._later: list[tuple[float, int, Delivery]] = []
-        self._change = threading.Condition()
-
-    def start(self) -> None:
-        for _ in range(SENDER_THREADS):
-            threading.Thread(target=self._send_all, daemon=True).start()
-
-    def stop(self) -> None:
-        with self._change:
-            self.over.set()
-            self._change.notify_all()
-
-    def _next(self) -> Delivery | None:
-        with self._change:
-            while not self.over.is_set():
-                now = time.monotonic()
-                if self._later and self._later[0][0] <= now:
-                    return heapq.heappop(self._later)[2]
-                if self._ready:
-                    return self._ready.popleft()
-                self._change.wait(self._later[0][0] - now if self._later else None)
-        return None
-
-    def _count(self, delivery: Delivery, answer: str, wait: float | None) -> None:
-        with self._change:
-            self.answers[answer] += 1
-            if wait is not None:
-                heapq.heappush(self._later, (time.monotonic() + wait, delivery.number, delivery))
-                self._change.notify()
-                return
-            self.open -= 1
-            if not self.open:
-                self.over.set()
-                self._change.notify_all()
-
-    def _send_all(self) -> None:
-        connections: dict[int, http.client.HTTPConnection] = {}
-        rng = random.Random()
-        while (delivery := self._next()) is not None:
-            if delivery.together is not None:
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    delivery.together.wait(timeout=5)
-                delivery.together = None
-                target = delivery.number  # neighbours, so that each goes to another worker
-            else:
-                target = rng.randrange(len(self.workers))
-            port = self._port(target)
-            try:
-                status, text, retry_after = self._post(connections, port, delivery)
-            except (OSError, http.client.HTTPException):
-                connections.pop(port).close()
-                self._count(delivery, "none", rng.uniform(0.05, 0.2))
-                continue
-            final = status in (200, 401, 409)
-            wait = None if final else float(retry_after or 1) * rng.uniform(1.0, 1.2)
-            self._count(delivery, text, wait)
-
-    def _port(self, target: int) -> int:
-        """The port of that worker, or of the next one that is up, as a load balancer does it."""
-        ports = [worker.port for worker in self.workers]
-        around = [ports[(target + i) % len(ports)] for i in range(len(ports))]
-        return next((port for port in around if port), 1)
-
-    def _post(
-        self, connections: dict[int, http.client.HTTPConnection], port: int, delivery: Delivery
-    ) -> tuple[int, str, str | None]:
-        if port not in connections:
-            connections[port] = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
-        connection = connections[port]
-        connection.request("POST", "/", delivery.body, {"X-Signature": delivery.signature})
-        response = connection.getresponse()
-        return response.status, response.read().decode(), response.getheader("Retry-After")
+    return in_order(rounds)
 
 
 # -------------------------------------------------------------------------------------- the demo
-
-
-class Progress:
-    """One line rewritten in place on a terminal; elsewhere a plain line every quarter."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.live = sys.stdout.isatty()
-        self._shown = 0
-
-    def show(self, storm: Storm, killed: int, seconds: float) -> None:
-        with storm._change:
-            answers, done = storm.answers.copy(), self.total - storm.open
-        quarter = done * 4 // self.total
-        if not self.live and quarter == self._shown:
-            return
-        self._shown = quarter
-        text = (
-            f"{seconds:5.1f} s  {done * 100 // self.total:3d} %  sent {answers.total():,}  "
-            f"effects {answers['effect']:,}  duplicates {answers['duplicate']:,}  "
-            f"refused {answers['bad signature']:,}  killed {killed}"
-        )
-        print(f"\r\x1b[2K{text}" if self.live else text, end="" if self.live else "\n", flush=True)
-
-    def note(self, text: str) -> None:
-        if not self.live:
-            print(text, flush=True)
-
-    def end(self) -> None:
-        if self.live:
-            print("\r\x1b[2K", end="", flush=True)
 
 
 def count(path: str, deliveries: list[Delivery]) -> dict[str, int]:
@@ -421,7 +268,12 @@ def run_storm(options: argparse.Namespace, folder: str, stopped: threading.Event
         connection.commit()
     deliveries = plan(options.events, options.kills, options.seed)
     news: queue.SimpleQueue[tuple[Worker, str, str]] = queue.SimpleQueue()
-    workers = [Worker(path, n, options.broken, news) for n in range(options.workers)]
+
+    def worker_of(number: int) -> Worker:
+        arguments = [__file__, "--worker", path, str(number), "--break", options.broken]
+        return Worker(arguments, number, news)
+
+    workers = [worker_of(number) for number in range(options.workers)]
     storm = Storm(deliveries, workers)
     killed = 0
     try:
@@ -447,7 +299,7 @@ def run_storm(options: argparse.Namespace, folder: str, stopped: threading.Event
                     worker.kill()  # its claim is made, its effect written, its commit not
                     killed += 1
                     progress.note(f"worker {worker.number} killed with -9 while {rest} was in hand")
-                    workers[worker.number] = Worker(path, worker.number, options.broken, news)
+                    workers[worker.number] = worker_of(worker.number)
                 elif word == "ended" and worker is workers[worker.number]:
                     print("a worker ended by itself, see above", file=sys.stderr)
                     return 1

@@ -1,7 +1,8 @@
-"""The storm demo: what it counts, that it can fail, and that it leaves nothing behind."""
+"""The demos: what they count, that they can fail, and that they leave nothing behind."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parents[2] / "examples" / "storm_demo.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LAST_LINE = re.compile(
     r"deliveries (\d+), duplicates (\d+), takeovers (\d+), effects (\d+), lost (\d+), doubled (\d+)"
 )
@@ -19,10 +20,10 @@ LAST_LINE = re.compile(
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs process groups and signals")
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """The demo in a process group of its own, with its temporary files under ``folder``."""
+def start(folder: Path, *options: str, demo: str = "storm_demo.py") -> subprocess.Popen[str]:
+    """A demo in a process group of its own, with its temporary files under ``folder``."""
     return subprocess.Popen(
-        [sys.executable, str(DEMO), *options],
+        [sys.executable, str(EXAMPLES / demo), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -91,3 +92,43 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path, after: str) -> None:
     assert demo.returncode == 130, output
     assert "Traceback" not in output
     assert left_behind(demo, tmp_path) == []
+
+
+@pytest.mark.skipif(
+    not os.environ.get("ONCEKEY_TEST_LONG"),
+    reason="seconds of work: ONCEKEY_TEST_LONG=1, make demo",
+)
+def test_gateway_demo_compares_with_and_without(tmp_path: Path) -> None:
+    """The gateway and its workers are killed, and nothing is lost or doubled; without, it is."""
+    options = ("--events", "200", "--kills", "1")
+    demo = start(tmp_path, *options, demo="gateway_demo.py")
+    output, _ = demo.communicate(timeout=170)
+    deliveries, duplicates, takeovers, effects, lost, doubled = numbers(output)
+    assert demo.returncode == 0, output
+    assert (effects, lost, doubled) == (200, 0, 0)
+    assert deliveries >= effects + duplicates
+    assert duplicates >= 60
+    assert takeovers >= 1
+    assert "/_oncekey" in output
+    assert "the gateway killed with -9" in output
+    assert "PASS: " in output.splitlines()[-2]
+    assert re.search(r"twice or more +[1-9]\d* +0\n", output), output
+    assert re.search(r"that were lost +[1-9]\d* +0\n", output), output
+    assert left_behind(demo, tmp_path) == []
+
+
+@pytest.mark.parametrize("fault", ["lost", "doubled", "forged"])
+def test_gateway_demo_can_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """One event lost, doubled or forged is a FAIL in words, in the last line and in the code."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    demo = importlib.import_module("gateway_demo")
+    names = ("events", "killed", "effects", "doubled", "lost", "forged", "takeovers")
+    good = dict.fromkeys(names, 0)
+    assert demo.verdict(good, good, 10, 3) == 0
+    assert "\nPASS: " in capsys.readouterr().out
+    assert demo.verdict({**good, fault: 1}, good, 10, 3) == 1
+    said = capsys.readouterr().out
+    assert "\nFAIL: " in said
+    assert numbers(said)[4:] == (int(fault == "lost"), int(fault == "doubled"))

@@ -81,11 +81,14 @@ class InboxBase(AsyncInbox):
             self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
 
     def _count_results(self, results: Sequence[Result], held: Sequence[bool]) -> None:
-        sums = Counter(
-            (_COUNTED_AS[result.outcome], result.delivery.target, result.ms)
-            for result, counts in zip(results, held, strict=True)
-            if counts
-        )
+        now = int(time.time() * 1000)
+        sums: Counter[tuple[str, str, int]] = Counter()
+        for result, counts in zip(results, held, strict=True):
+            if counts:
+                delivery, outcome = result.delivery, result.outcome
+                sums[_COUNTED_AS[outcome], delivery.target, result.ms] += 1
+                if outcome is Outcome.DELIVERED:
+                    sums["late", delivery.target, now - delivery.event.at] += 1
         for (kind, target, ms), number in sums.items():
             self._count(kind, target, bucket_of(ms), number)
 

@@ -377,10 +377,11 @@ class Count:
     Attributes:
         minute: Its start, in milliseconds since 1970.
         kind: ``received``, ``duplicate`` and ``rejected`` by source; ``delivered``, ``failed`` and
-            ``dead`` by target.
+            ``dead`` by target; ``late`` by target, once for each that was delivered.
         name: Which source or target.
         n: How often.
-        bucket: Of attempts, how long they took: about ``bucket_ms(bucket)``. 0 otherwise.
+        bucket: Of attempts, how long they took: about ``bucket_ms(bucket)``. Of ``late``, how long
+            after the event's arrival it was delivered. 0 otherwise.
     """
 
     minute: int

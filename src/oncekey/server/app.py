@@ -15,7 +15,7 @@ from oncekey.server.auth import COOKIE
 from oncekey.server.endpoints import ApiError
 from oncekey.server.gateway import Gateway
 from oncekey.server.metrics import CONTENT_TYPE, exposition
-from oncekey.server.pages import event, events, issues, lists, login, now, places
+from oncekey.server.pages import event, events, issues, lists, login, now, places, saved
 from oncekey.server.pages.desk import HOME, error_page, static_file
 from oncekey.server.security import HEADERS
 
@@ -67,7 +67,7 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 def _routes(gateway: Gateway) -> list[Route]:
-    pages = [one for module in (login, now, events, event, issues, lists, places)
+    pages = [one for module in (login, now, events, saved, event, issues, lists, places)
              for one in module.routes(gateway)]  # fmt: skip
 
     async def front(request: Request) -> Response:

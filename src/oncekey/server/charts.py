@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,12 +11,13 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from oncekey.inbox.models import Count
+from oncekey.server.percentiles import said
 
-__all__ = ["Chart", "Series", "bars", "per_minute"]
+__all__ = ["Chart", "Series", "bars", "lines", "per_minute"]
 
 WIDTH: Final = 480
 HEIGHT: Final = 120
-_LEFT: Final = 36
+_LEFT: Final = 48
 _TOP: Final = 8
 _BOTTOM: Final = 18
 _STEPS: Final = (1, 2, 5)
@@ -35,7 +37,7 @@ class Chart:
     """What a template shows: the drawing, and the same as rows."""
 
     title: str
-    summary: str
+    note: str
     svg: Markup
     headings: list[str]
     rows: list[list[str]]
@@ -53,13 +55,13 @@ def per_minute(counts: Sequence[Count], kind: str, since: int, minutes: int) -> 
     return values
 
 
-def bars(title: str, since: int, series: Sequence[Series], unit: str = "") -> Chart:
+def bars(title: str, since: int, series: Sequence[Series]) -> Chart:
     """A bar a minute, with the series on top of one another."""
     count = len(series[0].values)
     sums = [sum(one.values[place] for one in series) for place in range(count)]
     top = _round_up(max(sums, default=0))
     room, width = HEIGHT - _TOP - _BOTTOM, (WIDTH - _LEFT) / max(count, 1)
-    drawn = [_grid(top, room, since, count)]
+    drawn = [_grid(f"{top / 2:g}", f"{top:g}", room, since, count)]
     for place in range(count):
         base = float(HEIGHT - _BOTTOM)
         for one in series:
@@ -72,29 +74,72 @@ def bars(title: str, since: int, series: Sequence[Series], unit: str = "") -> Ch
                 f'<rect class="{escape(one.look)}" x="{_LEFT + place * width + 0.5:.1f}" '
                 f'y="{base:.1f}" width="{max(width - 1, 1):.1f}" height="{tall:.1f}"/>'
             )
-    told = ", ".join(f"{one.name} {sum(one.values):g}{unit}" for one in series)
-    summary = f"{title}, the last {count} minutes: {told}"
+    told = ", ".join(f"{one.name} {sum(one.values):g}" for one in series)
+    rows = [
+        [_clock(since, place), *(f"{one.values[place]:g}" for one in series)]
+        for place in range(count - 1, -1, -1)
+        if sums[place]
+    ]
+    return _chart(title, "a minute, last hour", told, drawn, series, rows)
+
+
+def lines(title: str, since: int, series: Sequence[Series], told: str) -> Chart:
+    """A line for each series, of durations in milliseconds; it has gaps where a value is ``nan``.
+
+    Args:
+        title: What it shows.
+        since: The first minute.
+        series: The lines.
+        told: All of it in a few words, for who can't see it.
+    """
+    count = len(series[0].values)
+    known = [value for one in series for value in one.values if not math.isnan(value)]
+    top = _round_up(max(known, default=0))
+    room, width = HEIGHT - _TOP - _BOTTOM, (WIDTH - _LEFT) / max(count, 1)
+    drawn = [_grid(said(top / 2), said(top), room, since, count)]
+    for one in series:
+        points: list[str] = []
+        for place, value in enumerate([*one.values, math.nan]):
+            if not math.isnan(value):
+                x, y = _LEFT + (place + 0.5) * width, HEIGHT - _BOTTOM - value / top * room
+                points.append(f"{x:.1f},{y:.1f}")
+            elif points:  # a lone point is a dot: a line of no length with round ends
+                points = points * 2 if len(points) == 1 else points
+                drawn.append(f'<polyline class="{escape(one.look)}" points="{" ".join(points)}"/>')
+                points = []
+    rows = [
+        [_clock(since, place), *(said(one.values[place]) for one in series)]
+        for place in range(count - 1, -1, -1)
+        if not math.isnan(series[0].values[place])
+    ]
+    return _chart(title, told, told, drawn, series, rows)
+
+
+def _chart(
+    title: str,
+    note: str,
+    told: str,
+    drawn: list[str],
+    series: Sequence[Series],
+    rows: list[list[str]],
+) -> Chart:
+    summary = f"{title}, the last {len(series[0].values)} minutes: {told}"
     svg = Markup(  # noqa: S704 - numbers and escaped names only
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(summary)}" '
         f'class="chart">{"".join(drawn)}</svg>'
     )
-    rows = [
-        [_clock(since, place), *(f"{one.values[place]:g}{unit}" for one in series)]
-        for place in range(count - 1, -1, -1)
-        if sums[place]
-    ]
-    return Chart(title, summary, svg, ["Minute", *(one.name for one in series)], rows, list(series))
+    return Chart(title, note, svg, ["Minute", *(one.name for one in series)], rows, list(series))
 
 
-def _grid(top: float, room: float, since: int, count: int) -> str:
+def _grid(half: str, top: str, room: float, since: int, count: int) -> str:
     lines = []
-    for part in (0.0, 0.5, 1.0):
+    for part, label in ((0.0, ""), (0.5, half), (1.0, top)):
         y = HEIGHT - _BOTTOM - part * room
         lines.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        if part:
+        if label:
             lines.append(
                 f'<text class="label" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-                f"{top * part:g}</text>"
+                f"{escape(label)}</text>"
             )
     for place, anchor in ((0, "start"), (count - 1, "end")):
         x = _LEFT if anchor == "start" else WIDTH

@@ -23,8 +23,9 @@ from oncekey.server.auth import Doorman, Person
 from oncekey.server.deliveries import Deliveries
 from oncekey.server.ingest import Intake
 from oncekey.server.live import Live
+from oncekey.server.percentiles import ATTEMPTS, LATE
 from oncekey.server.settings import ServerSettings
-from oncekey.server.views import SourceView, TargetView, when
+from oncekey.server.views import SourceView, TargetView, span_view, when
 from oncekey.stores.urls import aconnect
 
 __all__ = ["Gateway"]
@@ -94,7 +95,8 @@ class Gateway:
     # What is told of it
 
     async def target_views(self) -> list[TargetView]:
-        """Every target with what waits for it."""
+        """Every target with what waits for it, and how long it took in the last hour."""
+        counts = await self.inbox.counts(await self.inbox.now() - 3_600_000)
         states = {one.name: one for one in await self.inbox.targets()}
         depths = {one.target: one for one in await self.inbox.depths()}
         found: list[TargetView] = []
@@ -115,6 +117,8 @@ class Gateway:
                     "tries": one.policy.tries,
                     "concurrency": one.policy.concurrency,
                     "types": list(one.policy.types),
+                    "took": span_view(counts, ATTEMPTS, name),
+                    "late": span_view(counts, LATE, name),
                 }
             )
         return found

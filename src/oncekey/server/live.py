@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from oncekey.errors import StoreError
 from oncekey.inbox.abc import AsyncInbox
+from oncekey.server.percentiles import LATE
 
 __all__ = ["Live"]
 
@@ -76,6 +77,8 @@ class Live:
         now = await self._inbox.now()
         totals: dict[str, int] = {}
         for one in await self._inbox.counts(now - WINDOW_MS):
+            if one.kind in LATE:
+                continue
             totals[one.kind] = totals.get(one.kind, 0) + one.n
         waiting = sum(one.waiting for one in await self._inbox.depths())
         return {"at": now, "totals": totals, "waiting": waiting}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
@@ -20,6 +21,7 @@ from oncekey.inbox.models import (
     Issue,
     Rejected,
 )
+from oncekey.server.percentiles import ATTEMPTS, LATE, PERCENTS, percentile
 
 __all__ = [
     "AuditView",
@@ -34,6 +36,7 @@ __all__ = [
     "SecretView",
     "SentView",
     "SourceView",
+    "SpanView",
     "StatsView",
     "TargetView",
     "audit_view",
@@ -43,6 +46,7 @@ __all__ = [
     "event_view",
     "issue_view",
     "rejected_view",
+    "span_view",
     "stats_view",
     "when",
 ]
@@ -185,6 +189,15 @@ class BulkReplayView(TypedDict):
     state: str
 
 
+class SpanView(TypedDict):
+    """How long things took in the last hour, in milliseconds; null: there were none."""
+
+    count: int
+    p50: int | None
+    p95: int | None
+    p99: int | None
+
+
 class TargetView(TypedDict):
     """A target and how it stands."""
 
@@ -201,6 +214,8 @@ class TargetView(TypedDict):
     tries: int
     concurrency: int
     types: list[str]
+    took: SpanView
+    late: SpanView
 
 
 class SourceView(TypedDict):
@@ -258,6 +273,8 @@ class StatsView(TypedDict):
     totals: dict[str, int]
     minutes: list[MinuteView]
     targets: list[DepthView]
+    took: SpanView
+    late: SpanView
 
 
 class DepthView(TypedDict):
@@ -407,11 +424,20 @@ def bulk_view(one: BulkReplay) -> BulkReplayView:
     }
 
 
+def span_view(counts: Sequence[Count], kinds: Collection[str], name: str = "") -> SpanView:
+    """How long things of these kinds took, for one target or for all."""
+    found = [one for one in counts if one.kind in kinds and name in ("", one.name)]
+    p50, p95, p99 = (percentile(found, percent) for percent in PERCENTS)
+    return {"count": sum(one.n for one in found), "p50": p50, "p95": p95, "p99": p99}
+
+
 def stats_view(since: int, counts: list[Count], depths: list[Depth]) -> StatsView:
     """What happened in each minute, and what waits."""
     totals: dict[str, int] = {}
     minutes: dict[tuple[int, str, str], int] = {}
     for one in counts:
+        if one.kind in LATE:  # each was counted when it was delivered
+            continue
         totals[one.kind] = totals.get(one.kind, 0) + one.n
         place = (one.minute, one.kind, one.name)
         minutes[place] = minutes.get(place, 0) + one.n
@@ -423,6 +449,8 @@ def stats_view(since: int, counts: list[Count], depths: list[Depth]) -> StatsVie
             for (minute, kind, name), count in sorted(minutes.items())
         ],
         "targets": [depth_view(one) for one in depths],
+        "took": span_view(counts, ATTEMPTS),
+        "late": span_view(counts, LATE),
     }
 
 

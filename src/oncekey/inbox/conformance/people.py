@@ -194,6 +194,7 @@ async def minutes_are_counted(nodes: Nodes) -> None:
         ("duplicate", "shop"): 1,
         ("rejected", "shop"): 1,
         ("delivered", "app"): 1,
+        ("late", "app"): 1,
     }
 
 

@@ -20,6 +20,7 @@ from oncekey.errors import InvalidKeyError, OncekeyError, PolicyError, StoreErro
 from oncekey.http.body import ClientGoneError, asgi_body
 from oncekey.server.auth import COOKIE, Session
 from oncekey.server.endpoints import ApiError
+from oncekey.server.percentiles import said
 from oncekey.server.security import is_from_elsewhere, is_genuine_form
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ DONE: Final = {
     "tested": "A test event is on its way",
     "sent": "5 copies of one event were sent: one is kept, four are stopped",
     "evicted": "The key is forgotten: the next copy of its event is new",
+    "freed": "The claim is freed: the next call of its key runs",
+    "left": "Nothing was freed: the claim has changed meanwhile",
+    "saved": "The view is saved",
+    "forgotten": "The view is forgotten",
 }
 STATE_ICONS: Final = {
     "delivered": "✓",
@@ -108,6 +113,16 @@ class Desk:
             "path": self.request.url.path,
         }
         return render(template, status, **told)
+
+    def sent(self) -> Form:
+        """The form that was sent; of a ``do_`` handler there is one.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        if self.form is None:
+            raise RefusedError(400, "Send the form of the page.")
+        return self.form
 
     def go(self, path: str, done: str = "", n: int | None = None) -> Response:
         """To another page, after something was done."""
@@ -249,7 +264,7 @@ _ENVIRONMENT: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"at": _at, "iso": _iso, "bytes": _bytes, "ago": seen}
+_ENVIRONMENT.filters |= {"at": _at, "iso": _iso, "bytes": _bytes, "ago": seen, "span": said}
 _ENVIRONMENT.globals |= {"home": HOME, "icons": STATE_ICONS, "version": __version__}
 
 

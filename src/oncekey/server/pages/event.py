@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oncekey.inbox.models import Event, EventDetail, event_number, event_time
+from oncekey.inbox.models import Duplicate, Event, EventDetail, event_number, event_time
 from oncekey.server.endpoints import ApiError, check_id
+from oncekey.server.pages.bodies import SHOWN, Line, compared, readable
 from oncekey.server.pages.desk import HOME, Desk, RefusedError, page
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
 
 __all__ = ["routes"]
-
-SHOWN: Final = 65_536
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -58,18 +57,14 @@ async def event(desk: Desk) -> Response:
     """The page."""
     found = await _detail(desk)
     one = found.event
-    text, is_text = _text(one.body)
+    text, is_text = readable(one.body)
     return desk.show(
         "event.html",
         here="events",
         event=one,
         detail=found,
         lifeline=_lifeline(found),
-        changed=[
-            (copy.at, _text(copy.body or b"")[0][:SHOWN])
-            for copy in found.duplicates
-            if not copy.same
-        ],
+        comparison=await _comparison(desk, found),
         text=text[:SHOWN],
         cut=len(text) > SHOWN,
         is_text=is_text,
@@ -77,6 +72,38 @@ async def event(desk: Desk) -> Response:
         can_replay=desk.session.person.may("operate"),
         moment=await desk.gateway.inbox.now(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first copy beside one that differs.
+
+    Attributes:
+        number: Which copy; the first is 1.
+        copy: That copy.
+        text: What it says.
+        lines: In which lines it differs; ``None``: too long to compare.
+        others: The numbers of all copies that differ.
+    """
+
+    number: int
+    copy: Duplicate
+    text: str
+    lines: list[Line] | None
+    others: list[int]
+
+
+async def _comparison(desk: Desk, found: EventDetail) -> Comparison | None:
+    """With the copy that the address names, else with the first that differs, if any does."""
+    differing = {number: copy for number, copy in enumerate(found.duplicates, 2) if not copy.same}
+    if not differing:
+        return None
+    asked = desk.query("copy", 9)
+    number = int(asked) if asked.isascii() and asked.isdigit() else 0
+    number = number if number in differing else min(differing)
+    body = differing[number].body or b""
+    lines = await asyncio.to_thread(compared, found.event.body, body)  # it may take a moment
+    return Comparison(number, differing[number], readable(body)[0][:SHOWN], lines, list(differing))
 
 
 def _lifeline(found: EventDetail) -> list[Moment]:
@@ -104,18 +131,6 @@ def _lifeline(found: EventDetail) -> list[Moment]:
         points.append(Moment(attempt.at, look, icon, f"{attempt.target}: {attempt.outcome}", told))
     points += [Moment(act.at, "act", "✎", act.action, f"by {act.actor}") for act in found.actions]
     return sorted(points, key=lambda point: point.at)
-
-
-def _text(body: bytes) -> tuple[str, bool]:
-    """A body to show: JSON in lines, other text as it is, else its hex digits."""
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError:
-        return body[:4096].hex(" "), False
-    try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False), True
-    except (ValueError, RecursionError):
-        return text, True
 
 
 def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
@@ -152,7 +167,7 @@ async def body(desk: Desk) -> Response:
 async def do_replay(desk: Desk) -> Response:
     """Deliver it again, to all or to one."""
     found = await _detail(desk)
-    target = desk.form.one("target") if desk.form else ""
+    target = desk.sent().one("target")
     queued = await desk.gateway.inbox.replay(
         found.event.id, [target] if target else None, actor=desk.session.person.name
     )

@@ -13,6 +13,7 @@ from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Page
 from oncekey.server.endpoints import check_id
 from oncekey.server.pages.desk import HOME, Desk, page
+from oncekey.server.pages.saved import saved_views
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
@@ -54,6 +55,7 @@ async def events(desk: Desk) -> Response:
         wrong=wrong,
         events=found.items,
         views=VIEWS,
+        saved=await saved_views(desk),
         more=more,
         first=not after,
         moment=await desk.gateway.inbox.now(),
@@ -64,11 +66,11 @@ async def events(desk: Desk) -> Response:
 
 async def do_replay(desk: Desk) -> Response:
     """Replay the rows that were chosen."""
-    chosen = desk.form.all("id") if desk.form else []
+    form = desk.sent()
+    chosen = form.all("id")
     if not 1 <= len(chosen) <= MOST_CHOSEN:
         raise PolicyError(f"choose 1 to {MOST_CHOSEN} events")
     queued = 0
     for one in chosen:
         queued += await desk.gateway.inbox.replay(check_id(one), actor=desk.session.person.name)
-    back = desk.form.one("q") if desk.form else ""
-    return desk.go(f"{HOME}/events?q={quote(back)}", "replayed", queued)
+    return desk.go(f"{HOME}/events?q={quote(form.one('q'))}", "replayed", queued)

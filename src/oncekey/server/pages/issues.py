@@ -63,10 +63,9 @@ async def preview(desk: Desk) -> Response:
 
 async def do_begin(desk: Desk) -> Response:
     """Begin what the dry run showed."""
-    if desk.form is None:
-        raise PolicyError("send the form")
-    asked, rate = Filter.parse(desk.form.one("q")), _rate(desk.form.one("rate"))
-    counted = desk.form.one("count")
+    form = desk.sent()
+    asked, rate = Filter.parse(form.one("q")), _rate(form.one("rate"))
+    counted = form.one("count")
     count = await desk.gateway.inbox.count_dead(asked)
     if counted != str(count):  # it is another question by now
         return desk.go(f"{HOME}/issues/replay?q={quote(str(asked))}&rate={rate:g}")
@@ -76,7 +75,7 @@ async def do_begin(desk: Desk) -> Response:
 
 async def do_cancel(desk: Desk) -> Response:
     """Stop one."""
-    number = desk.form.one("id", 18) if desk.form else ""
+    number = desk.sent().one("id", 18)
     if not number.isascii() or not number.isdigit():
         raise PolicyError("which bulk replay?")
     await desk.gateway.inbox.cancel_bulk_replay(int(number), actor=desk.session.person.name)

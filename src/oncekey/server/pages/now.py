@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -10,9 +11,11 @@ from starlette.routing import Route
 from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Count
-from oncekey.server.charts import Chart, Series, bars, per_minute
+from oncekey.server.charts import Chart, Series, bars, lines, per_minute
 from oncekey.server.pages.desk import HOME, Desk, page
+from oncekey.server.percentiles import ATTEMPTS, LATE, PERCENTS, by_minute, said
 from oncekey.server.probe import send_copies
+from oncekey.server.views import span_view
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
@@ -76,12 +79,25 @@ def _charts(counts: list[Count], since: int) -> list[Chart]:
             since,
             [Series("failed", "warn", values("failed")), Series("dead", "bad", values("dead"))],
         ),
+        _durations("An attempt took", counts, ATTEMPTS, since),
+        _durations("From arrival to delivery", counts, LATE, since),
     ]
+
+
+def _durations(title: str, counts: list[Count], kinds: Sequence[str], since: int) -> Chart:
+    found = by_minute(counts, kinds, since, MINUTES)
+    series = [Series(f"p{percent}", f"p{percent}", found[percent]) for percent in PERCENTS]
+    whole = span_view(counts, kinds)
+    told = ", ".join(
+        f"{name} {said(ms)}"
+        for name, ms in (("p50", whole["p50"]), ("p95", whole["p95"]), ("p99", whole["p99"]))
+    )
+    return lines(title, since, series, told)
 
 
 async def do_send_copies(desk: Desk) -> Response:
     """Send five copies of one signed event to a source, at the same time."""
-    name = desk.form.one("source") if desk.form else ""
+    name = desk.sent().one("source")
     source = desk.gateway.settings.sources.get(name)
     if source is None:
         raise PolicyError("there is no such source: choose one of the list")

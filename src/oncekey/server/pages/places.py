@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -11,12 +11,17 @@ from starlette.routing import Route
 from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import TargetStatus, event_key
+from oncekey.operate import aevict, astuck
+from oncekey.operate.listing import Listing
 from oncekey.server.pages.desk import HOME, Desk, page
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
 
 __all__ = ["routes"]
+
+MOST_LOOKED_AT: Final = 20_000
+"""Records that one look for stuck claims goes through."""
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -28,6 +33,7 @@ def routes(gateway: Gateway) -> list[Route]:
         page(gateway, "/sources", sources),
         page(gateway, "/keys", keys),
         page(gateway, "/keys/evict", do_evict, "admin"),
+        page(gateway, "/keys/free", do_free, "admin"),
     ]
 
 
@@ -50,7 +56,7 @@ def _target(desk: Desk) -> str:
 
 async def do_set(desk: Desk) -> Response:
     """Pause, disable or resume one."""
-    wanted = desk.form.one("status") if desk.form else ""
+    wanted = desk.sent().one("status")
     if wanted not in set(TargetStatus):
         raise PolicyError("a target is active, paused or disabled")
     await desk.gateway.inbox.set_target(
@@ -92,13 +98,36 @@ async def keys(desk: Desk) -> Response:
         sources=list(desk.gateway.settings.sources),
         moment=await desk.gateway.inbox.now(),
         can_evict=desk.session.person.may("admin"),
+        stuck=await _stuck(desk),
     )
+
+
+async def _stuck(desk: Desk) -> Listing | None:
+    """Claims that nobody finishes, of whatever uses this store; a part of them at a time."""
+    if not desk.query("stuck"):
+        return None
+    cursor = desk.query("cursor")
+    return await astuck(desk.gateway.store, cursor=cursor, limit=50, most=MOST_LOOKED_AT)
+
+
+async def do_free(desk: Desk) -> Response:
+    """Take a stuck claim from its worker."""
+    digest = desk.sent().one("digest", 64)
+    try:
+        key = bytes.fromhex(digest)
+    except ValueError:
+        raise PolicyError("which claim?") from None
+    found = await aevict(desk.gateway.store, key)
+    if found.evicted:
+        await desk.gateway.inbox.record("free claim", digest, "", actor=desk.session.person.name)
+    return desk.go(f"{HOME}/keys?stuck=1", "freed" if found.evicted else "left")
 
 
 async def do_evict(desk: Desk) -> Response:
     """Forget a key."""
-    if desk.form is None or not desk.form.one("key") or not desk.form.one("source"):
+    form = desk.sent()
+    source, key = form.one("source", 63), form.one("key", 255)
+    if not source or not key:
         raise PolicyError("which key of which source?")
-    source, key = desk.form.one("source", 63), desk.form.one("key", 255)
     await desk.gateway.evict_key(event_key(source, key), desk.session.person)
     return desk.go(f"{HOME}/keys?source={quote(source)}&key={quote(key)}", "evicted")
