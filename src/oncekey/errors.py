@@ -7,7 +7,7 @@ Every name here that ends in ``Error`` is public.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 
 def _rebuild(kind: type[OncekeyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
@@ -29,6 +29,12 @@ class OncekeyError(Exception):
     code: str = "ONCEKEY_ERROR"
     retryable: bool = False
     context: Any = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """An error whose traceback ends with where to read more."""
+        error = super().__new__(cls, *args)
+        error.__notes__ = [f"Help: oncekey explain {cls.__name__}"]
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Constructors differ from class to class; the message and the attributes are what counts.

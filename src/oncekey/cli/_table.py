@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "simulate": Command("hooks", "simulate", "send a sample, and retry as its provider does"),
     "replay": Command("hooks", "replay", "make recorded webhook deliveries again"),
     "audit": Command("look", "audit", "verify that an audit trail is whole"),
+    "explain": Command("more", "explain", "say what an error means, and what to do"),
     "completion": Command("more", "completion", "print the completion script of a shell"),
 }
 

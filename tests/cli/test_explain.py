@@ -1,0 +1,86 @@
+"""Every error has a section, and says where it is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import re
+import traceback
+
+import pytest
+
+from oncekey.cli import main
+from oncekey.cli.explain import sections
+from oncekey.errors import OncekeyError, PolicyError, StoreTimeoutError
+
+
+def public_errors() -> dict[str, type[OncekeyError]]:
+    """The classes that are raised to callers: of ``oncekey.errors``, and those of other modules."""
+    importlib.import_module("oncekey.instrument.audit")
+    found, todo = {}, [OncekeyError]
+    while todo:
+        kind = todo.pop()
+        todo.extend(kind.__subclasses__())
+        if kind.__module__ in ("oncekey.errors", "oncekey.instrument.audit"):
+            found[kind.__name__] = kind
+    return found
+
+
+def test_every_error_has_a_section_with_its_code() -> None:
+    """No class is missing, no section is about one that is gone, and each has the class's code."""
+    known = sections()
+    errors = public_errors()
+    assert known.keys() == errors.keys()
+    for name, text in known.items():
+        assert len(text) > 60, name
+        told = re.match(r"Code `(\w+)`(, retryable)?", text)
+        if told is not None:
+            assert told[1] == errors[name].code, name
+            assert bool(told[2]) == errors[name].retryable, name
+
+
+def test_a_traceback_ends_with_where_to_read_more() -> None:
+    """Also of an error that came from another process; a note of somebody's own comes behind it."""
+    error = StoreTimeoutError("no answer", outcome_known=True)
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        text = "".join(traceback.format_exception(one))
+        assert text.endswith("Help: oncekey explain StoreTimeoutError\n")
+        assert one.outcome_known
+    error.add_note("mine")
+    assert error.__notes__[-1] == "mine"
+    assert PolicyError("x").__notes__ == ["Help: oncekey explain PolicyError"]
+
+
+@pytest.mark.parametrize(
+    "asked", ["StoreTimeoutError", "oncekey.errors.StoreTimeoutError", "STORE_TIMEOUT"]
+)
+def test_a_section_is_found_by_class_and_by_code(
+    asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints it."""
+    assert main(["explain", asked]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("StoreTimeoutError\n---")
+    assert "outcome_known=False" in said
+
+
+def test_a_code_of_several_classes_gives_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON, too."""
+    assert main(["explain", "invalid_request", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {
+        "InvalidKeyError",
+        "InvalidRequestError",
+        "CanonicalJSONError",
+        "IdempotencyScopeError",
+    }
+
+
+def test_no_name_lists_them_and_a_wrong_one_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody has to guess."""
+    assert main(["explain"]) == 0
+    assert "ClaimLostError" in capsys.readouterr().out.splitlines()
+    assert main(["explain", "StoreTimeout"]) == 2
+    assert "is it StoreTimeoutError?" in capsys.readouterr().err
