@@ -174,3 +174,31 @@ def test_every_key_has_a_line_of_help() -> None:
 def test_what_is_checked_is_what_starts(change: tuple[str, str], told: str) -> None:
     """What a start or a delivery would stumble over is a fault of the config, said by its place."""
     assert told in faults(GOOD.replace(*change))[0]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "geheim",
+        "user:geheim@host/db",
+        "Geheim://host",
+        "postgresq://user:geheim@host/db",
+        "geheim" * 10 + "://host",
+    ],
+)
+def test_a_wrong_store_is_not_repeated(store: str) -> None:
+    """Whatever stands where the store's URL belongs: a password in it is not printed."""
+    with pytest.raises(ConfigError) as caught:
+        settings_from(f'store = "{store}"\n', "x", {})
+    assert "geheim" not in str(caught.value).lower()
+    assert "sqlite:///FILE" in str(caught.value)
+
+
+def test_a_wrong_role_is_not_repeated() -> None:
+    """A password that stands where a role belongs is not printed."""
+    text = 'store = "sqlite:///x.db"\n[users.a]\npassword_hash = "$argon2x"\nrole = "geheim"\n'
+    with pytest.raises(ConfigError) as caught:
+        settings_from(text, "x", {})
+    told = "x:4: users.a.role: is none of the roles. Known are admin, operate, read"
+    assert told in str(caught.value)
+    assert "geheim" not in str(caught.value)

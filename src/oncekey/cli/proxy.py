@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from typing import Any
 
 from oncekey.cli._format import duration
 from oncekey.cli._output import Output, add_json_option
 from oncekey.cli._stores import store_url
-from oncekey.cli.serve import run_loop
 from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
@@ -79,14 +77,14 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     try:
+        from oncekey.server.listening import run_loop
+        from oncekey.server.logs import log_to_stderr
         from oncekey.server.proxy import serve_proxy
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("oncekey"):
             raise
         raise PolicyError(f"the proxy needs {error.name}: pip install 'oncekey[serve]'") from None
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr()
     settings = _settings(arguments)
     output = Output(arguments)
 
@@ -102,34 +100,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
-    from oncekey.http import Settings, by_header
-    from oncekey.server.forwarding import upstream_at
+    from oncekey.server.forwarding import ProxyRules, header_settings, upstream_at
     from oncekey.server.proxy import ProxySettings
 
     times = (arguments.timeout, arguments.connect_timeout, arguments.stop_timeout)
     if not all(0 < one < float("inf") for one in times):
         raise PolicyError("--timeout, --connect-timeout and --stop-timeout must be more than 0")
-    named = arguments.scope_header
-    return ProxySettings(
+    rules = ProxyRules(
         upstream=upstream_at(
             arguments.upstream,
             keep_host=arguments.keep_host,
             trust_forwarded=arguments.trust_forwarded,
+            given_by="--upstream",
         ),
-        store=store_url(arguments),
-        header=Settings(
-            scope=by_header(named) if named else None,
+        header=header_settings(
+            namespace="proxy",
+            scope_header=arguments.scope_header or "",
+            keep_host=arguments.keep_host,
             anonymous=arguments.anonymous,
             required=arguments.require_key,
-            per_host=arguments.keep_host,
-            namespace="proxy",
             ttl=arguments.ttl,
             max_body_bytes=arguments.max_body,
-            disconnect_grace=None,  # the answer is for the retry, too; --timeout bounds it
         ),
-        host=arguments.host,
-        port=arguments.port,
         answer_seconds=arguments.timeout,
         connect_seconds=arguments.connect_timeout,
+    )
+    return ProxySettings(
+        rules=rules,
+        store=store_url(arguments),
+        host=arguments.host,
+        port=arguments.port,
         stop_seconds=arguments.stop_timeout,
     )

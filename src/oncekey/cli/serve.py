@@ -1,18 +1,18 @@
-"""``oncekey serve``: the gateway, in one process."""
+"""``oncekey serve``: the gateway, in one process or several."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import dataclasses
-import logging
+import os
 import sys
 from typing import Any
 
 from oncekey.cli._output import Output, add_json_option
 from oncekey.errors import PolicyError
 
-__all__ = ["add_to", "run_loop"]
+__all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
@@ -31,6 +31,9 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--port", type=int, metavar="N", help="the port; 0 takes a free one")
     parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that share the port and the inbox"
+    )
+    parser.add_argument(
         "--demo", action="store_true", help="no config: a source, a target and a token made for now"
     )
     parser.add_argument(
@@ -43,38 +46,28 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     try:
-        from oncekey.server.config import read_config
         from oncekey.server.demo import Demo
+        from oncekey.server.listening import run_loop
+        from oncekey.server.logs import log_to_stderr
         from oncekey.server.serving import serve
+        from oncekey.server.workers import serve_with_workers
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("oncekey"):
             raise
         raise PolicyError(f"the gateway needs {error.name}: pip install 'oncekey[serve]'") from None
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr()
     if arguments.demo:
-        if arguments.config:
-            raise PolicyError("--demo takes no --config")
+        if arguments.config or arguments.workers:
+            raise PolicyError("--demo takes no --config and no --workers")
         with Demo(arguments.host, arguments.port) as demo:
             run_loop(serve(demo.settings, announce=demo.announce, wrap=demo.wrap))
         return 0
 
-    def read() -> Any:
-        given = {"host": arguments.host, "port": arguments.port}
-        settings = read_config(arguments.config)
-        return dataclasses.replace(
-            settings, **{name: value for name, value in given.items() if value is not None}
-        )
-
-    settings = read()
+    read = _reader(arguments)
+    settings = read()[1]
     output = Output(arguments)
     if arguments.check:
-        if output.as_json:
-            output.json({"sources": list(settings.sources), "targets": list(settings.targets)})
-        else:
-            numbers = f"{len(settings.sources)} sources, {len(settings.targets)} targets"
-            output.line(f"{numbers}: the config is good")
+        _checked(output, settings)
         return 0
 
     def announce(address: str) -> None:
@@ -84,21 +77,46 @@ def run(arguments: argparse.Namespace) -> int:
             output.line(f"oncekey serves {address}, dashboard {address}/_oncekey")
         sys.stdout.flush()
         if not settings.users and not settings.tokens:
-            print(
-                "oncekey: nobody can sign in: set ONCEKEY_TOKEN, or write [users.NAME]",
-                file=sys.stderr,
-            )
+            _say("nobody can sign in: set ONCEKEY_TOKEN, or write [users.NAME]")
 
-    run_loop(serve(settings, reload=read, announce=announce))
-    return 0
+    if settings.workers == 1:
+        run_loop(serve(settings, reload=lambda: read()[1], announce=announce))
+        return 0
+    if settings.store.startswith("sqlite"):
+        _say(
+            "the workers share one SQLite file, which has one writer at a time: that is safe, but "
+            "hardly faster. PostgreSQL is for more."
+        )
+    return asyncio.run(serve_with_workers(read, announce))
 
 
-def run_loop(work: Any) -> None:
-    """Run a coroutine, on uvloop where it is there."""
-    try:
-        import uvloop
-    except ImportError:  # it is not on every platform, and only makes it faster
-        asyncio.run(work)
+def _reader(arguments: argparse.Namespace) -> Any:
+    """Reads the config, with what the command line puts above it."""
+    from oncekey.server.config import read_text, settings_from
+    from oncekey.server.workers import Config
+
+    names = ("host", "port", "workers")
+    given = {name: getattr(arguments, name) for name in names}
+    instead = {name: value for name, value in given.items() if value is not None}
+
+    def read() -> Any:
+        text, file = read_text(arguments.config)
+        settings = dataclasses.replace(settings_from(text, file, os.environ), **instead)
+        if settings.workers < 1:
+            raise PolicyError("--workers: give 1 or more")
+        return Config(text, file, instead), settings
+
+    return read
+
+
+def _checked(output: Output, settings: Any) -> None:
+    named = {kind: list(getattr(settings, kind)) for kind in ("sources", "targets", "proxies")}
+    if output.as_json:
+        output.json(named)
     else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
+        numbers = ", ".join(f"{len(names)} {kind}" for kind, names in named.items())
+        output.line(f"{numbers}: the config is good")
+
+
+def _say(text: str) -> None:
+    print(f"oncekey: {text}", file=sys.stderr)

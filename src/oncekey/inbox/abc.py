@@ -221,6 +221,10 @@ class AsyncInbox(ABC):
         """What is kept under a name, if its time is not over."""
 
     @abstractmethod
+    async def take_note(self, name: str) -> bytes | None:
+        """What is kept under a name, and forget it: of any number of takers one gets it."""
+
+    @abstractmethod
     async def drop_note(self, name: str) -> None:
         """Forget it."""
 
@@ -248,12 +252,16 @@ class AsyncInbox(ABC):
         """
 
     @abstractmethod
-    async def check(self) -> None:
-        """Raise unless the inbox can be read and written now.
+    async def check(self, *, quick: bool = False) -> None:
+        """Raise unless the inbox can be read and written now: something as large as an event is.
+
+        Args:
+            quick: Leave out what takes longer the more there is, such as a look for damage.
 
         Raises:
             StoreConfigError: The tables are missing, older or newer: says what to run.
             StoreCorruptError: The file is damaged.
+            StoreFullError: There is no room for another event.
         """
 
     @abstractmethod

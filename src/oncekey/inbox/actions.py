@@ -28,6 +28,7 @@ __all__ = [
     "record",
     "replay",
     "set_target",
+    "take_note",
     "tally",
 ]
 
@@ -202,3 +203,10 @@ def put_note(name: str, value: bytes, ttl_ms: int) -> Flow[None]:
     now = yield from now_of()
     yield SQL["prune_notes"], [now]
     yield SQL["put_note"], [name, value, now + ttl_ms]
+
+
+def take_note(name: str) -> Flow[bytes | None]:
+    """What was kept, for one taker."""
+    now = yield from now_of()
+    rows = yield SQL["take_note"], [name, now]
+    return bytes(rows[0][0]) if rows else None

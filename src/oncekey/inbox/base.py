@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 FLUSH_SECONDS: Final = 1.0  # for so long counters are in memory only
 _REFUSED_HELD: Final = 1_000
+_ROOM: Final = 32_768
+_ROOM_MS: Final = 60_000
 _SHOWN: Final = 500  # characters of a note or cause that are kept
 _COUNTED_AS: Final = {
     Outcome.DELIVERED: "delivered",
@@ -62,6 +64,7 @@ class InboxBase(AsyncInbox):
         self._refused: list[tuple[int, str, str, str]] = []
         self._flushing: asyncio.Task[None] | None = None
         self._closed = False
+        self._looks = 0
 
     @abstractmethod
     async def _read(self, flow: views.Flow[T]) -> T:
@@ -246,9 +249,18 @@ class InboxBase(AsyncInbox):
         """See ``AsyncInbox``."""
         await self._write(actions.put_note(check_text(name, "the name of a note"), value, ttl_ms))
 
+    async def take_note(self, name: str) -> bytes | None:
+        """See ``AsyncInbox``."""
+        return await self._write(actions.take_note(name))
+
     async def drop_note(self, name: str) -> None:
         """See ``AsyncInbox``."""
         await self._write(_one(views.SQL["drop_note"], [name]))
+
+    async def _check_room(self) -> None:
+        """Write as much as an event takes with its rows; it is written over by the next look."""
+        self._looks = (self._looks + 1) % 256  # SQLite writes no page that is as it was
+        await self.put_note(f"room:{self.node}", bytes([self._looks]) * _ROOM, _ROOM_MS)
 
     async def _stop_counting(self) -> None:
         """Keep what was counted; for ``aclose``."""

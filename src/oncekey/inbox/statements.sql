@@ -176,6 +176,9 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value, until = excluded.until
 -- name: get_note
 SELECT value FROM oncekey_inbox_note WHERE name = $1 AND until > $2
 
+-- name: take_note
+DELETE FROM oncekey_inbox_note WHERE name = $1 AND until > $2 RETURNING value
+
 -- name: drop_note
 DELETE FROM oncekey_inbox_note WHERE name = $1
 

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from oncekey.server.security import is_from_elsewhere, is_genuine_form
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
 
-__all__ = ["CSRF_HEADER", "api_routes", "caller", "problem"]
+__all__ = ["CHALLENGE", "CSRF_HEADER", "api_routes", "caller", "checked_fields", "problem"]
 
 logger = logging.getLogger("oncekey")
 
@@ -84,7 +85,7 @@ async def caller(gateway: Gateway, request: Request) -> Person | None:
         return None
     if request.method not in ("GET", "HEAD"):
         genuine = is_genuine_form(session, request.headers.get(CSRF_HEADER, ""))
-        if is_from_elsewhere(request.headers) or not genuine:
+        if is_from_elsewhere(request.headers, gateway.settings.public_url) or not genuine:
             raise ApiError(
                 403, "not from this dashboard", "send a bearer token, or the CSRF header"
             )
@@ -96,7 +97,7 @@ def _serving(gateway: Gateway, endpoint: Endpoint) -> Any:
         try:
             person = await caller(gateway, request)
             if person is None:
-                return problem(401, "who are you", "send Authorization: Bearer TOKEN", **_CHALLENGE)
+                return problem(401, "who are you", "send Authorization: Bearer TOKEN", **CHALLENGE)
             if not person.may(endpoint.role):
                 return problem(403, "not allowed", f"this needs the role {endpoint.role}")
             call = Call(
@@ -116,7 +117,7 @@ def _serving(gateway: Gateway, endpoint: Endpoint) -> Any:
     return serve
 
 
-_CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="oncekey"'}
+CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="oncekey"'}
 
 
 def _path(request: Request) -> dict[str, str]:
@@ -166,13 +167,22 @@ async def _body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
         raise ApiError(400, "the body is no JSON") from None
     if not isinstance(given, dict):
         raise ApiError(422, "the body is no JSON object")
-    known = {one.name: one for one in endpoint.body}
+    return checked_fields(endpoint.body, given)
+
+
+def checked_fields(wanted: tuple[Parameter, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, if it is what is wanted.
+
+    Raises:
+        ApiError: It is not.
+    """
+    known = {one.name: one for one in wanted}
     if unknown := sorted(set(given) - set(known)):
         raise ApiError(
             422, "no such field", f"{len(unknown)} unknown; there are {', '.join(known)}"
         )
     read = {name: _checked(known[name], value) for name, value in given.items()}
-    _complete(endpoint.body, read)
+    _complete(wanted, read)
     return read
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -10,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from oncekey.server.api import api_routes, caller, problem
+from oncekey.errors import StoreError
+from oncekey.server.api import CHALLENGE, api_routes, caller, problem
 from oncekey.server.auth import COOKIE
 from oncekey.server.endpoints import ApiError
 from oncekey.server.gateway import Gateway
 from oncekey.server.metrics import CONTENT_TYPE, exposition
 from oncekey.server.pages import event, events, issues, lists, login, now, places, saved
 from oncekey.server.pages.desk import HOME, error_page, static_file
-from oncekey.server.security import HEADERS
+from oncekey.server.security import HEADERS, is_from_elsewhere
 
 __all__ = ["make_app"]
 
@@ -27,24 +30,56 @@ _STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 _HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+MCP: Final = f"{HOME}/mcp"
 _CACHED: Final = b"public, max-age=3600"
 
 
 def make_app(gateway: Gateway) -> Callable[..., Any]:
-    """An ASGI app of all of it. Starting and stopping the gateway is its owner's."""
+    """An ASGI app of all of it. Starting and stopping the gateway is its owner's.
+
+    WebSockets never get here: the server hands them to a tunnel, see ``serving``.
+    """
     inner = Starlette(routes=_routes(gateway), exception_handlers={500: _broken})
-    intake = gateway.intake
+    intake, proxies, tools = gateway.intake, gateway.proxies, _tools(gateway)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/hooks/"):
+        if scope["path"].startswith("/hooks/"):
             await intake(scope, receive, send)
-        elif scope["type"] == "http":
+        elif scope["path"] == MCP:
+            await tools(scope, receive, _secured(send))
+        elif (found := proxies.find(scope)) is None:
             await inner(scope, receive, _secured(send))
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await found.proxy(found.scope, receive, send)
 
     return app
+
+
+def _tools(gateway: Gateway) -> Callable[..., Any]:
+    """The door for agents: by bearer token alone, so that no site can send a browser there."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        person = gateway.doorman.by_token(token.strip()) if kind.lower() == "bearer" else None
+        if is_from_elsewhere(request.headers, gateway.settings.public_url):
+            instead = problem(403, "another site sent this", "its Origin is not this gateway's")
+        elif person is None:
+            instead = problem(401, "who are you", "send Authorization: Bearer TOKEN", **CHALLENGE)
+        elif request.method != "POST":
+            instead = problem(405, "send by POST", "there are no streams here", Allow="POST")
+        else:
+            try:  # in a thread: it takes a second, once
+                module = await asyncio.to_thread(import_module, "oncekey.server.mcp")
+            except ImportError as error:
+                instead = problem(501, "the tools are not installed", str(error))
+            else:
+                known = {**scope, module.PERSON: person}
+                await module.serve_mcp(gateway, known, receive, send)
+                return
+        await instead(scope, receive, send)
+
+    return serve
 
 
 def _secured(send: Any) -> Any:
@@ -103,8 +138,17 @@ def _live(gateway: Gateway) -> Any:
             return problem(401, "who are you", "sign in first")
         if gateway.live.is_full:
             return problem(503, "too many look on", **{"Retry-After": "30"})
+
+        async def allowed() -> bool:
+            """The same person with the same role: a page that shows more or less is loaded anew."""
+            try:
+                now = await gateway.doorman.session(session.token)
+            except StoreError:
+                return True  # nobody is told anything then but that the inbox is away
+            return now is not None and now.person == session.person
+
         return StreamingResponse(
-            gateway.live.stream(),
+            gateway.live.stream(allowed),
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
             media_type="text/event-stream",
         )

@@ -140,7 +140,7 @@ class Doorman:
             "name": person.name,
             "by_token": by_token,
             "csrf": csrf,
-            "by": self._credential(person.name, by_token=by_token),
+            "by": self.credential(person.name, by_token=by_token),
         }
         await self._inbox.put_note(_note(token), json.dumps(told).encode(), SESSION_SECONDS * 1000)
         return Session(person, csrf, token)
@@ -154,7 +154,7 @@ class Doorman:
             return None
         told: dict[str, Any] = json.loads(kept)
         name, by_token = told["name"], told["by_token"]
-        by = self._credential(name, by_token=by_token)
+        by = self.credential(name, by_token=by_token)
         if by is None or not hmac.compare_digest(by, told["by"]):
             return None  # gone, or changed: whoever knew the old one is out
         role = self._token(name).role if by_token else self._users[name].role
@@ -163,7 +163,7 @@ class Doorman:
     def _token(self, name: str) -> ApiToken:
         return next(one for one in self._tokens if one.name == name)
 
-    def _credential(self, name: str, *, by_token: bool) -> str | None:
+    def credential(self, name: str, *, by_token: bool) -> str | None:
         """A digest of what somebody signs in with now; ``None``: they can't."""
         if by_token:
             secret = next((one.digest for one in self._tokens if one.name == name), None)

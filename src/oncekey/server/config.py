@@ -21,14 +21,17 @@ from urllib.parse import urlsplit
 from oncekey.errors import OncekeyError
 from oncekey.inbox.policy import TargetPolicy
 from oncekey.inbox.routing import Router
+from oncekey.server.forwarding import ProxyRules, header_settings, upstream_at
 from oncekey.server.problems import ConfigError, Fault, Faults, lines_of, nearest
 from oncekey.server.settings import (
     KEYS,
     NEVER_KEPT,
+    OWN_PATHS,
     POLICY,
     ROLES,
     ApiToken,
     KeyRule,
+    ProxyRoute,
     ServerSettings,
     SourceSettings,
     TargetSettings,
@@ -36,7 +39,7 @@ from oncekey.server.settings import (
 )
 from oncekey.signatures import UnpinnedHostWarning, hmac_provider, provider, providers
 
-__all__ = ["TOKEN_VARIABLE", "read_config", "settings_from"]
+__all__ = ["TOKEN_VARIABLE", "read_config", "read_text", "settings_from"]
 
 TOKEN_VARIABLE: Final = "ONCEKEY_TOKEN"  # noqa: S105 - a name, not a token
 CUSTOM: Final = "hmac"
@@ -47,6 +50,8 @@ _LEAST_TOKEN: Final = 16
 _LEAST_REMEMBERED: Final = 604_800
 _MOST_SECONDS: Final = 315_360_000  # in milliseconds since 1970 it fits every database
 _LEAST_KEPT: Final = 60
+_MOST_WORKERS: Final = 256
+_PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 _KINDS: Final = {
     "text": "text in quotes",
@@ -65,17 +70,25 @@ def read_config(path: str | None, environ: Mapping[str, str] | None = None) -> S
     Raises:
         ConfigError: It can't be used; names every fault.
     """
-    environ = os.environ if environ is None else environ
+    text, file = read_text(path)
+    return settings_from(text, file, os.environ if environ is None else environ)
+
+
+def read_text(path: str | None) -> tuple[str, str]:
+    """What a file says, and what to call it; nothing, without one.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
     if path is None:
-        return settings_from("", "the environment", environ)
+        return "", "the environment"
     try:
-        text = Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8"), path
     except OSError as error:
         fix = "Write one with: oncekey init stripe"
         raise ConfigError(path, [Fault("", f"can't be read: {error.strerror}", fix)]) from None
     except UnicodeDecodeError:
         raise ConfigError(path, [Fault("", "is not UTF-8", "Save it as UTF-8")]) from None
-    return settings_from(text, path, environ)
 
 
 def settings_from(text: str, file: str, environ: Mapping[str, str]) -> ServerSettings:
@@ -141,6 +154,8 @@ class _Reading:
             self._faults.add("store", "is missing", 'Write store = "sqlite:///inbox.db"')
         if top["port"] > 65_535:
             self._faults.add("port", f"{top['port']} is no port", "Give 0 to 65535")
+        if not 1 <= top["workers"] <= _MOST_WORKERS:
+            self._faults.add("workers", f"is {top['workers']}", f"Give 1 to {_MOST_WORKERS}")
         for key in ("retention", "remember"):
             if top[key] is not None and top[key] < _LEAST_KEPT:
                 self._faults.add(key, f"is {top[key]}", f"Give at least {_LEAST_KEPT} seconds")
@@ -155,6 +170,8 @@ class _Reading:
         if top["remember"] is None:
             known = [one.provider.retention_seconds for one in sources.values() if one]
             top["remember"] = max([*known, _LEAST_REMEMBERED])
+        proxies = self._each("proxies", tables["proxies"], self._proxy)
+        self._check_paths(proxies)
         users = self._each("users", tables["users"], self._user)
         tokens = self._each("tokens", tables["tokens"], self._token)
         if own := self._environ.get(TOKEN_VARIABLE):
@@ -162,7 +179,12 @@ class _Reading:
         if self._faults.found:
             return None
         return ServerSettings(
-            **top, sources=sources, targets=targets, users=users, tokens=tuple(tokens.values())
+            **top,
+            sources=sources,
+            targets=targets,
+            proxies=proxies,
+            users=users,
+            tokens=tuple(tokens.values()),
         )
 
     # Tables and their keys
@@ -206,7 +228,10 @@ class _Reading:
         scheme = url.partition(":")[0]
         if scheme not in _SCHEMES:
             fix = 'Write "sqlite:///FILE" or "postgresql://user@host/database"'
-            self._faults.add("store", f"there is no inbox of kind {scheme!r}", fix)
+            # Only what looks like a scheme is said again: anything else may be a password.
+            named = re.fullmatch(r"([a-z][a-z0-9+.-]{0,19})://.*", url, re.DOTALL)
+            told = f"there is no inbox of kind {named[1]!r}" if named else "is no URL of an inbox"
+            self._faults.add("store", told, fix)
 
     def _check_url(self, key: str, url: str) -> None:
         netloc, usable = "", False
@@ -325,6 +350,49 @@ class _Reading:
             fix = "Write whsec_ and 24 to 64 random bytes in base64"
             self._faults.add(f"{path}.secret_env", "is no secret of Standard Webhooks", fix)
 
+    def _proxy(self, name: str, table: dict[str, Any]) -> ProxyRoute | None:
+        where, path = f"proxies.{name}", table["path"] or f"/{name}"
+        if not _PATH.fullmatch(path) or path.split("/")[1] in OWN_PATHS:
+            fix = f"Give one like /{name}; {', '.join(f'/{one}' for one in OWN_PATHS)} are taken"
+            self._faults.add(f"{where}.path", "is no path of a proxy", fix)
+        if table["anonymous"] not in ("refuse", "shared"):
+            self._faults.add(f"{where}.anonymous", "is not known", 'Write "refuse" or "shared"')
+            return None
+        keep_host = table["keep_host"]
+        try:
+            upstream = upstream_at(
+                table["upstream"], keep_host=keep_host, trust_forwarded=table["trust_forwarded"]
+            )
+            header = header_settings(
+                namespace=f"proxy:{name}",
+                scope_header=table["scope_header"],
+                keep_host=keep_host,
+                anonymous=table["anonymous"],
+                required=table["require_key"],
+                ttl=table["ttl"],
+                max_body_bytes=table["max_body_bytes"],
+            )
+        except OncekeyError as error:
+            self._faults.add(where, str(error).rstrip("."), "See the settings of proxies")
+            return None
+        rules = ProxyRules(
+            upstream=upstream,
+            header=header,
+            connect_seconds=table["connect_timeout"],
+            answer_seconds=table["timeout"],
+            part=path != "/",
+        )
+        return ProxyRoute(name=name, path=path, strip_path=table["strip_path"], rules=rules)
+
+    def _check_paths(self, proxies: Mapping[str, ProxyRoute | None]) -> None:
+        seen: dict[str, str] = {}
+        for name, one in proxies.items():
+            if one is not None:
+                other = seen.setdefault(one.path.rstrip("/"), name)
+                if other != name:
+                    fix = "Give each a path of its own"
+                    self._faults.add(f"proxies.{name}.path", f"is that of {other}, too", fix)
+
     def _user(self, name: str, table: dict[str, Any]) -> User:
         path = f"users.{name}"
         if not table["password_hash"].startswith("$argon2"):
@@ -349,7 +417,8 @@ class _Reading:
 
     def _check_role(self, path: str, role: str) -> None:
         if role not in ROLES:
-            self._faults.add(f"{path}.role", f"no role {role!r}", nearest(role, ROLES))
+            # Not said again: it may be what belongs into another key, such as a password.
+            self._faults.add(f"{path}.role", "is none of the roles", nearest(role, ROLES))
 
     def _secret(self, path: str, table: dict[str, Any], what: str) -> str:
         """What a variable or file holds; never what it is, in a fault."""

@@ -15,7 +15,20 @@ from oncekey.server.auth import Person
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
 
-__all__ = ["ENDPOINTS", "ApiError", "Call", "Endpoint", "Parameter", "issue_query"]
+__all__ = [
+    "ENDPOINTS",
+    "LIMIT",
+    "RATE",
+    "TARGETS",
+    "TEXT",
+    "ApiError",
+    "Call",
+    "Endpoint",
+    "Parameter",
+    "check_id",
+    "issue_query",
+    "known_targets",
+]
 
 MOST_A_PAGE: Final = 500
 MOST_MINUTES: Final = 7 * 24 * 60
@@ -68,20 +81,20 @@ class Endpoint:
 
 
 _PLAIN: Final = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # no control characters
-_TEXT: Final = {"type": "string", "maxLength": 1000, "pattern": _PLAIN}
+TEXT: Final = {"type": "string", "maxLength": 1000, "pattern": _PLAIN}
 _TARGET: Final = {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,62}$"}
 _NAMES: Final = {"type": "array", "items": _TARGET, "maxItems": 100}
 _Q: Final = Parameter(
-    "q", _TEXT, "a search, such as source:stripe type:invoice.* state:dead age:>1h"
+    "q", TEXT, "a search, such as source:stripe type:invoice.* state:dead age:>1h"
 )
-_LIMIT: Final = Parameter(
+LIMIT: Final = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": MOST_A_PAGE, "default": 50},
     "how many at most",
 )
-_AFTER: Final = Parameter("after", _TEXT, "the next of the page before")
-_PAGED: Final = (_LIMIT, _AFTER)
-_TARGETS: Final = Parameter("targets", _NAMES, "to whom; all that it went to if not given")
+_AFTER: Final = Parameter("after", TEXT, "the next of the page before")
+_PAGED: Final = (LIMIT, _AFTER)
+TARGETS: Final = Parameter("targets", _NAMES, "to whom; all that it went to if not given")
 
 
 def _page(found: Any, view: Callable[[Any], Any]) -> dict[str, Any]:
@@ -114,7 +127,7 @@ async def event(gateway: Gateway, call: Call) -> Any:
 
 async def replay(gateway: Gateway, call: Call) -> Any:
     """Deliver an event again."""
-    names = _known_targets(gateway, call)
+    names = known_targets(gateway, call.body.get("targets"))
     _found(await gateway.inbox.event(call.path["id"]), "event")
     return {"queued": await gateway.inbox.replay(call.path["id"], names, actor=call.person.name)}
 
@@ -122,12 +135,16 @@ async def replay(gateway: Gateway, call: Call) -> Any:
 async def discard(gateway: Gateway, call: Call) -> Any:
     """Give up an event's deliveries."""
     _found(await gateway.inbox.event(call.path["id"]), "event")
-    names = _known_targets(gateway, call)
+    names = known_targets(gateway, call.body.get("targets"))
     return {"queued": await gateway.inbox.discard(call.path["id"], names, actor=call.person.name)}
 
 
-def _known_targets(gateway: Gateway, call: Call) -> list[str] | None:
-    names: list[str] | None = call.body.get("targets")
+def known_targets(gateway: Gateway, names: list[str] | None) -> list[str] | None:
+    """Names of targets that are all configured.
+
+    Raises:
+        ApiError: One is not.
+    """
     for name in names or ():
         if name not in gateway.settings.targets:
             raise ApiError(422, "no such target", "targets has a name that is not configured")
@@ -275,7 +292,7 @@ _STATUS: Final = Parameter(
     "what it becomes",
     True,
 )
-_RATE: Final = Parameter(
+RATE: Final = Parameter(
     "rate",
     {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_RATE, "default": 20},
     "replays a second",
@@ -298,9 +315,9 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/events/{id}", event, "read", "EventDetail",
              "One event with its deliveries, attempts and duplicates", errors=(404, 422)),
     Endpoint("POST", "/events/{id}/replay", replay, "operate", "Queued",
-             "Deliver an event again; its history stays", body=(_TARGETS,), errors=(404, 422)),
+             "Deliver an event again; its history stays", body=(TARGETS,), errors=(404, 422)),
     Endpoint("POST", "/events/{id}/discard", discard, "operate", "Queued",
-             "Give up an event's deliveries for good", body=(_TARGETS,), errors=(404, 422)),
+             "Give up an event's deliveries for good", body=(TARGETS,), errors=(404, 422)),
     Endpoint("GET", "/dead-letters", dead_letters, "read", "Page of DeadLetter",
              "Deliveries that were given up, with the cause", query=(_Q, *_PAGED), errors=(422,)),
     Endpoint("GET", "/issues", issues, "read", "List of Issue",
@@ -312,7 +329,7 @@ ENDPOINTS: Final = (
              "The latest bulk replays", tag="issues"),
     Endpoint("POST", "/bulk-replays", begin_bulk_replay, "operate", "BulkReplay",
              "Replay all dead letters that match a search, at a rate; counts only, if not told",
-             body=(_Q, _RATE, _DRY), errors=(422,), tag="issues"),
+             body=(_Q, RATE, _DRY), errors=(422,), tag="issues"),
     Endpoint("POST", "/bulk-replays/{number}/cancel", cancel_bulk_replay, "operate", "BulkReplay",
              "Stop a bulk replay", errors=(404, 422), tag="issues"),
     Endpoint("GET", "/sources", sources, "read", "List of Source", "Who is taken, and where",
@@ -321,7 +338,7 @@ ENDPOINTS: Final = (
              tag="routes"),
     Endpoint("POST", "/targets/{name}/status", set_target, "operate", "Target",
              "Pause, disable or resume a target on every node",
-             body=(_STATUS, Parameter("reason", _TEXT, "for the audit")), errors=(404, 422),
+             body=(_STATUS, Parameter("reason", TEXT, "for the audit")), errors=(404, 422),
              tag="routes"),
     Endpoint("POST", "/targets/{name}/secret", target_secret, "admin", "Secret",
              "What deliveries to a target are signed with; audited", errors=(404, 422),

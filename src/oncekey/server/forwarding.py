@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from oncekey.errors import PolicyError
+from oncekey.http import Settings, by_header
 from oncekey.http.answer import Answer
 
-__all__ = ["Field", "Upstream", "answer_fields", "problem", "upstream_at"]
+__all__ = [
+    "Field",
+    "FindWay",
+    "ProxyRules",
+    "Upstream",
+    "Way",
+    "answer_fields",
+    "climbs",
+    "header_settings",
+    "problem",
+    "upstream_at",
+]
 
 Field = tuple[bytes, bytes]
 
@@ -85,13 +98,82 @@ class Upstream:
         return kept
 
 
-def upstream_at(url: str, *, keep_host: bool = False, trust_forwarded: bool = False) -> Upstream:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyRules:
+    """What is done with a request, wherever it came in.
+
+    Attributes:
+        upstream: Where requests go.
+        header: How keyed requests are treated.
+        connect_seconds: How long a connection to the upstream may take.
+        answer_seconds: How long the upstream may say nothing: before its answer, or within it.
+            Event streams may be quiet for as long as they like.
+        part: Only a part of the upstream's paths is for callers, and a path with ``..`` in it,
+            which may lead out of there, is refused.
+    """
+
+    upstream: Upstream
+    header: Settings
+    connect_seconds: float = 10.0
+    answer_seconds: float = 60.0
+    part: bool = False
+
+    def refuses(self, path: bytes) -> bool:
+        """Whether a path leads out of what is for callers."""
+        return (self.part or bool(self.upstream.path)) and climbs(path)
+
+
+class Way(NamedTuple):
+    """Where a WebSocket is led: by which rules, and the path as the upstream gets it."""
+
+    rules: ProxyRules
+    target: bytes
+
+
+FindWay = Callable[[bytes], Way | None]
+"""The way of a request by its target, the path with its query. ``None``: there is none."""
+
+
+def header_settings(
+    *, namespace: str, scope_header: str, keep_host: bool, **given: Any
+) -> Settings:
+    """How a proxy treats keyed requests.
+
+    Args:
+        namespace: Sets its keys apart.
+        scope_header: The header that says who calls; empty: ``Authorization``.
+        keep_host: The upstream serves several hosts, and each has keys of its own.
+        **given: More options of ``Settings``.
+
+    Raises:
+        PolicyError: An option can't work.
+    """
+    return Settings(
+        scope=by_header(scope_header) if scope_header else None,
+        per_host=keep_host,
+        namespace=namespace,
+        disconnect_grace=None,  # the answer is for the retry, too; the upstream's time bounds it
+        **given,
+    )
+
+
+def climbs(path: bytes) -> bool:
+    """Whether a path has ``..`` in it, however it is written.
+
+    An upstream that resolves it leaves the part of its site that requests were to go to.
+    """
+    return b".." in re.split(rb"[/\\]", unquote_to_bytes(path.partition(b"?")[0]))
+
+
+def upstream_at(
+    url: str, *, keep_host: bool = False, trust_forwarded: bool = False, given_by: str = "upstream"
+) -> Upstream:
     """The upstream that a URL names.
 
     Raises:
         PolicyError: It is no such URL.
     """
-    wrong = PolicyError("--upstream: write it like http://127.0.0.1:9000")
+    wrong = PolicyError(f"{given_by}: write it like http://127.0.0.1:9000")
     try:
         parts = urlsplit(url)
         given = parts.port
@@ -102,7 +184,7 @@ def upstream_at(url: str, *, keep_host: bool = False, trust_forwarded: bool = Fa
     if parts.query or parts.fragment or given == 0:
         raise wrong
     if parts.username or parts.password:
-        raise PolicyError("--upstream: no user or password in the URL; callers send their own")
+        raise PolicyError(f"{given_by}: no user or password in the URL; callers send their own")
     port = given or (443 if parts.scheme == "https" else 80)
     path = parts.path.rstrip("/")
     return Upstream(parts.scheme, parts.hostname, port, path, keep_host, trust_forwarded)

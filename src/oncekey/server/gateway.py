@@ -5,10 +5,12 @@ One process has one; several of them may share an inbox in PostgreSQL, with no l
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
 import uuid
+from collections import Counter
 from typing import Final
 
 from oncekey.abc import AsyncStore
@@ -21,9 +23,11 @@ from oncekey.inbox.urls import open_inbox
 from oncekey.models import Key
 from oncekey.server.auth import Doorman, Person
 from oncekey.server.deliveries import Deliveries
+from oncekey.server.figures import Figures, Own
 from oncekey.server.ingest import Intake
 from oncekey.server.live import Live
 from oncekey.server.percentiles import ATTEMPTS, LATE
+from oncekey.server.proxies import Proxies
 from oncekey.server.settings import ServerSettings
 from oncekey.server.views import SourceView, TargetView, span_view, when
 from oncekey.stores.urls import aconnect
@@ -33,31 +37,49 @@ __all__ = ["Gateway"]
 logger = logging.getLogger("oncekey")
 
 TEST_SOURCE: Final = "oncekey"
+_LOOK_AGAIN: Final = 1.0
+_LOOK_SECONDS: Final = 5
 
 
 class Gateway:
     """Everything that runs behind the doors. Make one with ``open``."""
 
-    def __init__(self, settings: ServerSettings, inbox: AsyncInbox, store: AsyncStore) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        inbox: AsyncInbox,
+        store: AsyncStore,
+        figures: Figures | None = None,
+    ) -> None:
         self.settings = settings
         self.inbox = inbox
         self.store = store
         self.doorman = Doorman(settings, inbox)
         self.intake = Intake(inbox, store)
         self.live = Live(inbox)
+        self.proxies = Proxies(store)
         self.started_at = time.time()
+        self._figures = figures or Figures()
+        self._writing: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._look_again = 0.0
+        self._not_ready = ""
         self.deliveries = Deliveries(inbox, store, settings.retention)
 
     @classmethod
-    async def open(cls, settings: ServerSettings) -> Gateway:
+    async def open(cls, settings: ServerSettings, figures: Figures | None = None) -> Gateway:
         """Open the inbox and make the gateway; nothing runs yet.
+
+        Args:
+            settings: What it does.
+            figures: Those of the workers beside this one.
 
         Raises:
             StoreError: The inbox can't be used; says what to run.
         """
         inbox = await open_inbox(settings.store, remember=settings.remember)
         try:
-            gateway = cls(settings, inbox, aconnect(settings.store))
+            gateway = cls(settings, inbox, aconnect(settings.store), figures)
             await gateway.use(settings)
         except BaseException:
             await inbox.aclose()
@@ -72,7 +94,8 @@ class Gateway:
         """
         router = Router({name: one.policy for name, one in settings.targets.items()})
         take_sources = self.intake.prepare(settings.sources, router)
-        await self.deliveries.use(settings.targets)  # the last that can fail
+        await self.deliveries.use(settings.targets)
+        self.proxies.use(settings.proxies)  # the last that can fail
         take_sources()
         self.doorman.use(settings)
         self.settings = settings
@@ -83,22 +106,46 @@ class Gateway:
         """Begin to deliver, after a look at the inbox."""
         await self.inbox.check()
         self.deliveries.start()
+        self._writing = asyncio.create_task(self._figures.keep_writing(self._own))
 
     async def stop(self, seconds: float) -> None:
         """End within the time: attempts under way end, or are handed back for others to make."""
         self.live.close()
-        await self.deliveries.stop(seconds)
-        with contextlib.suppress(StoreError):
-            await self.store.aclose()
-        await self.inbox.aclose()
+        if self._writing is not None:
+            self._writing.cancel()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.deliveries.stop(seconds / 2)
+                await self.proxies.aclose()
+                with contextlib.suppress(StoreError):
+                    await self.store.aclose()
+                await self.inbox.aclose()
+        except TimeoutError:
+            logger.error(
+                "the inbox did not let go in time: what is in hand is due again when its lease ends"
+            )
 
     # What is told of it
+
+    def _own(self) -> Own:
+        names = self.settings.targets
+        breakers = {name: self.deliveries.breaker(name) for name in names}
+        return Own(
+            Counter(self.intake.outcomes),
+            Counter({name: self.deliveries.running(name) for name in names}),
+            {name: how for name, how in breakers.items() if how != "closed"},
+        )
+
+    def figures(self) -> Own:
+        """What this node did, all workers of it together."""
+        return self._figures.together(self._own())
 
     async def target_views(self) -> list[TargetView]:
         """Every target with what waits for it, and how long it took in the last hour."""
         counts = await self.inbox.counts(await self.inbox.now() - 3_600_000)
         states = {one.name: one for one in await self.inbox.targets()}
         depths = {one.target: one for one in await self.inbox.depths()}
+        figures = self.figures()
         found: list[TargetView] = []
         for name, one in self.settings.targets.items():
             state, depth = states.get(name), depths.get(name)
@@ -109,8 +156,8 @@ class Gateway:
                     "allow_private": one.allow_private,
                     "secret_from": one.secret_from,
                     "status": str(state.status if state else TargetStatus.ACTIVE),
-                    "breaker": self.deliveries.breaker(name),
-                    "running": self.deliveries.running(name),
+                    "breaker": figures.breakers.get(name, "closed"),
+                    "running": figures.running[name],
                     "waiting": depth.waiting if depth else 0,
                     "dead": depth.dead if depth else 0,
                     "oldest_at": when(depth.oldest_at) if depth else None,
@@ -147,12 +194,23 @@ class Gateway:
         return when(found.items[0].at) if found.items else None
 
     async def ready(self) -> str:
-        """Empty if requests can be taken; else why not."""
+        """Empty if events can be kept; else why not. Looked at once a second, whoever asks."""
+        async with self._looking:
+            if time.monotonic() >= self._look_again:
+                self._not_ready = await self._look()
+                self._look_again = time.monotonic() + _LOOK_AGAIN
+            return self._not_ready
+
+    async def _look(self) -> str:
         try:
-            await self.inbox.check()
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self.inbox.check(quick=True)
         except OncekeyError as error:
             logger.warning("not ready: %s", error)
             return error.code
+        except TimeoutError:
+            logger.warning("not ready: the inbox says nothing for %d s", _LOOK_SECONDS)
+            return "INBOX_SLOW"
         return ""
 
     # What people do

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from oncekey.errors import StoreError
@@ -39,8 +39,13 @@ class Live:
         """Whether nobody more may look on."""
         return self._closed or self._watchers >= MOST_WATCHERS
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """The stream of one browser: a message when something changed, and a sign of life else."""
+    async def stream(self, allowed: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
+        """The stream of one browser: a message when something changed, and a sign of life else.
+
+        Args:
+            allowed: Whether who looks on still may; asked before each message, and at the first no
+                the stream ends.
+        """
         self._watchers += 1
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._asks())
@@ -52,7 +57,7 @@ class Live:
                     while self._number == seen and not self._closed:
                         await self._told.wait()
                     seen, latest = self._number, self._latest
-                if self._closed:
+                if self._closed or not await allowed():
                     break
                 yield f"event: tick\ndata: {latest}\n\n".encode()
         finally:

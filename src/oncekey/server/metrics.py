@@ -31,7 +31,8 @@ METRICS: Final = {
 async def exposition(gateway: Gateway) -> str:
     """All metrics, as text."""
     rows: dict[str, list[str]] = {name: [] for name in METRICS}
-    for (source, outcome), count in sorted(gateway.intake.outcomes.items()):
+    figures = gateway.figures()
+    for (source, outcome), count in sorted(figures.requests.items()):
         labels = _labels(source=source, outcome=outcome)
         rows["oncekey_gateway_requests_total"].append(f"{labels} {count}")
     now = await gateway.inbox.now()
@@ -40,12 +41,11 @@ async def exposition(gateway: Gateway) -> str:
         depth, label = depths.get(name), _labels(target=name)
         oldest = depth.oldest_at if depth else None
         age = 0.0 if oldest is None else max(0, now - oldest) / 1000
-        is_open = gateway.deliveries.breaker(name) == "open"
         rows["oncekey_gateway_waiting"].append(f"{label} {depth.waiting if depth else 0}")
         rows["oncekey_gateway_dead"].append(f"{label} {depth.dead if depth else 0}")
         rows["oncekey_gateway_oldest_seconds"].append(f"{label} {age:g}")
-        rows["oncekey_gateway_in_hand"].append(f"{label} {gateway.deliveries.running(name)}")
-        rows["oncekey_gateway_breaker_open"].append(f"{label} {int(is_open)}")
+        rows["oncekey_gateway_in_hand"].append(f"{label} {figures.running[name]}")
+        rows["oncekey_gateway_breaker_open"].append(f"{label} {int(figures.is_open(name))}")
     rows["oncekey_gateway_uptime_seconds"].append(f" {time.time() - gateway.started_at:g}")
     lines = []
     for name, (kind, told) in METRICS.items():

@@ -1,4 +1,4 @@
-"""``oncekey proxy``: the ``Idempotency-Key`` rules before any upstream, streaming both ways."""
+"""The ``Idempotency-Key`` rules before any upstream, streaming both ways; ``oncekey proxy``."""
 
 from __future__ import annotations
 
@@ -11,45 +11,39 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from oncekey.abc import AsyncStore
 from oncekey.http.answer import Answer
 from oncekey.http.asgi import ASGIScope, IdempotencyMiddleware, Receive, Send, send_answer
-from oncekey.http.settings import Settings
-from oncekey.server.forwarding import Upstream, answer_fields, problem
-from oncekey.server.serving import Announce, run_server, uvicorn_config
+from oncekey.server.forwarding import ProxyRules, Way, answer_fields, problem
+from oncekey.server.listening import Announce, listen, run_server, uvicorn_config
 from oncekey.server.tunnel import tunnel_to
 from oncekey.stores.urls import aconnect
 
-__all__ = ["ProxySettings", "serve_proxy"]
+__all__ = ["Proxy", "ProxySettings", "serve_proxy"]
 
 logger = logging.getLogger("oncekey")
 
 LONGEST_FIELD = 65_536
+_CUT_OFF = 5.0  # seconds after the time that requests have
 IDLE = 4.0  # seconds that a connection waits for another request: servers close it after 5 or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
-    """What a proxy does.
+    """What ``oncekey proxy`` does.
 
     Attributes:
-        upstream: Where requests go.
+        rules: What is done with requests.
         store: The URL of the store of keys.
-        header: How keyed requests are treated.
         host: The address to listen on.
         port: The port; 0 takes a free one.
-        connect_seconds: How long a connection to the upstream may take.
-        answer_seconds: How long the upstream may say nothing: before its answer, or within it.
-            Event streams may be quiet for as long as they like.
         stop_seconds: How long requests under way have to end.
     """
 
-    upstream: Upstream
+    rules: ProxyRules
     store: str
-    header: Settings
     host: str = "127.0.0.1"
     port: int = 8081
-    connect_seconds: float = 10.0
-    answer_seconds: float = 60.0
     stop_seconds: float = 20.0
 
 
@@ -109,9 +103,10 @@ class _Upload:
 class _Forwarder:
     """The ASGI app that asks the upstream. It knows nothing of keys."""
 
-    def __init__(self, settings: ProxySettings, session: aiohttp.ClientSession) -> None:
-        self._upstream = settings.upstream
-        self._seconds = settings.answer_seconds
+    def __init__(self, rules: ProxyRules, session: aiohttp.ClientSession) -> None:
+        self._rules = rules
+        self._upstream = rules.upstream
+        self._seconds = rules.answer_seconds
         self._session = session
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
@@ -154,8 +149,8 @@ class _Forwarder:
         """
         to, fields = self._upstream, scope["headers"]
         path = scope.get("raw_path") or b""
-        if not path.startswith(b"/"):
-            raise ValueError("no path")
+        if not path.startswith(b"/") or self._rules.refuses(path):
+            raise ValueError("no path to pass on")
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         name = f"[{to.host}]" if ":" in to.host else to.host
         target = f"{to.scheme}://{name}:{to.port}{to.path}{(path + query).decode('ascii')}"
@@ -212,14 +207,30 @@ def _instead(error: Exception) -> Answer:
     return problem(502, "upstream-broke-off", "Bad gateway", told)
 
 
-class _Shell:
-    """Around all: an answer that broke off ends the connection, or is a 502 if nothing left yet."""
+class Proxy:
+    """An ASGI app: the rules before one upstream. Make it where a loop runs, and close it.
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    An answer that broke off ends the connection, or is a 502 if nothing of it left yet.
+
+    Args:
+        rules: What is done with requests.
+        store: Where keys are kept.
+
+    Raises:
+        PolicyError: A setting can't work.
+    """
+
+    def __init__(self, rules: ProxyRules, store: AsyncStore) -> None:
+        self._session = _session(rules)
+        self._app = IdempotencyMiddleware(
+            _Forwarder(rules, self._session), store, settings=rules.header
+        )
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Handle one request."""
         begun = False
 
         async def noting(message: Any) -> None:
@@ -227,11 +238,22 @@ class _Shell:
             begun = True
             await send(message)
 
+        self._under_way += 1
+        self._idle.clear()
         try:
             await self._app(scope, receive, noting)
         except _BrokenError as error:
             if not begun:
                 await send_answer(send, _instead(error))
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def aclose(self) -> None:
+        """Close its connections, after what is under way."""
+        await self._idle.wait()
+        await self._session.close()
 
 
 async def serve_proxy(settings: ProxySettings, announce: Announce | None = None) -> None:
@@ -245,25 +267,26 @@ async def serve_proxy(settings: ProxySettings, announce: Announce | None = None)
         StoreError: The store can't be used.
         PolicyError: A setting can't work, or a package is missing.
     """
-    async with aconnect(settings.store) as store, _session(settings) as session:
-        guarded = IdempotencyMiddleware(
-            _Forwarder(settings, session), store, settings=settings.header
-        )
+    rules = settings.rules
+    listeners = listen(settings.host, settings.port)
+    async with aconnect(settings.store) as store:
+        proxy = Proxy(rules, store)
         config = uvicorn_config(
-            _Shell(guarded),
-            settings.host,
-            settings.port,
+            proxy,
             settings.stop_seconds,
-            ws=tunnel_to(settings.upstream, settings.connect_seconds),
+            ws=tunnel_to(lambda target: Way(rules, target)),
         )
-        await run_server(config, announce)
+        try:
+            await run_server(config, listeners, announce, bound=settings.stop_seconds + _CUT_OFF)
+        finally:
+            await proxy.aclose()
 
 
-def _session(settings: ProxySettings) -> aiohttp.ClientSession:
+def _session(rules: ProxyRules) -> aiohttp.ClientSession:
     """A client of HTTP that adds nothing, follows nothing and keeps nothing of its own."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE),
-        timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_seconds),
+        timeout=aiohttp.ClientTimeout(total=None, connect=rules.connect_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),

@@ -26,11 +26,12 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 
 
-def is_from_elsewhere(headers: Mapping[str, str]) -> bool:
+def is_from_elsewhere(headers: Mapping[str, str], public_url: str = "") -> bool:
     """Whether a browser says that another site made this request.
 
     ``Sec-Fetch-Site`` can't be set by a page. ``Origin`` is compared with ``Host``, which a page
-    can't set either; a request with neither comes from no browser of these years.
+    can't set either, or with ``public_url``, as a proxy before us may write its own ``Host``; a
+    request with neither comes from no browser of these years.
     """
     site = headers.get("sec-fetch-site")
     if site is not None and site not in ("same-origin", "none"):
@@ -39,7 +40,10 @@ def is_from_elsewhere(headers: Mapping[str, str]) -> bool:
     if origin is None:
         return False
     try:
-        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        given = urlsplit(origin)
+        if public_url and given[:2] == urlsplit(public_url.lower())[:2]:
+            return False
+        return given.netloc.lower() != headers.get("host", "").lower()
     except ValueError:
         return True
 

@@ -8,15 +8,18 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from oncekey.inbox.policy import TargetPolicy
+from oncekey.server.forwarding import ProxyRules
 from oncekey.signatures import Provider
 
 __all__ = [
     "KEYS",
     "NEVER_KEPT",
+    "OWN_PATHS",
     "POLICY",
     "ROLES",
     "ApiToken",
     "KeyRule",
+    "ProxyRoute",
     "ServerSettings",
     "SourceSettings",
     "TargetSettings",
@@ -25,6 +28,9 @@ __all__ = [
 
 NEVER_KEPT: Final = frozenset({"authorization", "cookie", "proxy-authorization", "set-cookie"})
 """Headers that no setting keeps."""
+
+OWN_PATHS: Final = ("_oncekey", "hooks", "healthz", "readyz", "metrics")
+"""Beginnings of paths that the gateway itself serves, and no proxy."""
 
 ROLES: Final = ("read", "operate", "admin")
 """Each may do what those before it may."""
@@ -65,6 +71,7 @@ KEYS: Final[Mapping[str, Mapping[str, KeyRule]]] = MappingProxyType(
             "store": KeyRule("text", "", "where the inbox is: sqlite:///FILE or postgresql://..."),
             "host": KeyRule("text", "127.0.0.1", "the address to listen on"),
             "port": KeyRule("whole", 8080, "the port to listen on; 0 takes a free one"),
+            "workers": KeyRule("whole", 1, "processes that share the port and the inbox"),
             "public_url": KeyRule("text", "", "the address that providers and browsers use"),
             "retention": KeyRule("seconds", 2_592_000, "how long finished events are kept"),
             "remember": KeyRule("seconds", None, "how long copies are known; as providers retry"),
@@ -91,6 +98,20 @@ KEYS: Final[Mapping[str, Mapping[str, KeyRule]]] = MappingProxyType(
             "allow_private": KeyRule("flag", False, "loopback and private addresses are taken"),
             **_SECRET,
             **POLICY,
+        },
+        "proxies": {
+            "upstream": KeyRule("text", "", "where requests go, such as http://127.0.0.1:9000"),
+            "path": KeyRule("text", "", "which paths, by their beginning; /NAME if not given"),
+            "strip_path": KeyRule("flag", False, "the upstream gets the path without it"),
+            "scope_header": KeyRule("text", "", "who calls, if not said by Authorization"),
+            "anonymous": KeyRule("text", "refuse", "keyed requests of nobody: refuse or shared"),
+            "require_key": KeyRule("flag", False, "a POST or PATCH without a key is refused"),
+            "ttl": KeyRule("seconds", 86_400, "how long an answer is replayed"),
+            "max_body_bytes": KeyRule("whole", 1_048_576, "of a request with a key"),
+            "timeout": KeyRule("seconds", 60, "how long the upstream may be silent"),
+            "connect_timeout": KeyRule("seconds", 10, "how long connecting may take"),
+            "keep_host": KeyRule("flag", False, "the upstream sees the client's Host"),
+            "trust_forwarded": KeyRule("flag", False, "X-Forwarded-* of clients is passed on"),
         },
         "users": {
             "password_hash": KeyRule("text", "", "what `oncekey password` printed"),
@@ -132,6 +153,16 @@ class TargetSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyRoute:
+    """One ``[proxies.NAME]``: paths that lead to an upstream."""
+
+    name: str
+    path: str
+    strip_path: bool
+    rules: ProxyRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """Who may sign in."""
 
@@ -156,6 +187,7 @@ class ServerSettings:
     store: str = field(repr=False)  # a password may be in it
     host: str
     port: int
+    workers: int
     public_url: str
     retention: float
     remember: float
@@ -163,5 +195,6 @@ class ServerSettings:
     stop_seconds: float
     sources: Mapping[str, SourceSettings]
     targets: Mapping[str, TargetSettings]
+    proxies: Mapping[str, ProxyRoute]
     users: Mapping[str, User]
     tokens: tuple[ApiToken, ...]

@@ -8,7 +8,7 @@ import logging
 from typing import Any, Final
 
 from oncekey.http.answer import Answer
-from oncekey.server.forwarding import Field, Upstream, answer_fields, problem
+from oncekey.server.forwarding import Field, FindWay, Way, answer_fields, problem
 
 __all__ = ["tunnel_to"]
 
@@ -17,6 +17,7 @@ logger = logging.getLogger("oncekey")
 HEAD_MOST: Final = 262_144
 PIECE: Final = 65_536
 _BAD: Final = problem(400, "bad-upgrade", "Bad request", "This is no WebSocket handshake.")
+_NOWHERE: Final = problem(404, "no-such-path", "Not found", "No WebSocket is served here.")
 _GONE: Final = problem(
     502, "upstream-unreachable", "Bad gateway", "The upstream can't be reached. Try again later."
 )
@@ -30,12 +31,11 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def tunnel_to(upstream: Upstream, seconds: float) -> type[asyncio.Protocol]:
+def tunnel_to(find: FindWay) -> type[asyncio.Protocol]:
     """What uvicorn hands a connection to that asks for a WebSocket.
 
     Args:
-        upstream: Where it leads to.
-        seconds: How long the upstream may take to connect, and to answer the handshake.
+        find: Where one leads to, and how long the upstream may take to connect and to answer.
     """
 
     class Tunnel(asyncio.StreamReaderProtocol):
@@ -45,9 +45,7 @@ def tunnel_to(upstream: Upstream, seconds: float) -> type[asyncio.Protocol]:
             self._state = server_state
 
         def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._work = asyncio.get_running_loop().create_task(
-                _serve(upstream, seconds, reader, writer)
-            )
+            self._work = asyncio.get_running_loop().create_task(_serve(find, reader, writer))
             self._state.connections.add(self)
             self._state.tasks.add(self._work)
             self._work.add_done_callback(self._ended)
@@ -63,25 +61,23 @@ def tunnel_to(upstream: Upstream, seconds: float) -> type[asyncio.Protocol]:
     return Tunnel
 
 
-async def _serve(
-    upstream: Upstream,
-    seconds: float,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> None:
+async def _serve(find: FindWay, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     there: asyncio.StreamWriter | None = None
     try:
         head = await reader.readuntil(b"\r\n\r\n")
-        request = _request(upstream, head, (writer.get_extra_info("peername") or ("-",))[0])
+        line, fields = _parsed(head)
+        way = _way(find, line, fields)
+        upstream = way.rules.upstream
+        client = (writer.get_extra_info("peername") or ("-",))[0]
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(way.rules.connect_seconds):
                 back, there = await asyncio.open_connection(
                     upstream.host,
                     upstream.port,
                     ssl=True if upstream.scheme == "https" else None,
                     limit=HEAD_MOST,
                 )
-                there.write(request)
+                there.write(_request(way, fields, client))
                 answer = await back.readuntil(b"\r\n\r\n")
                 await _agreed(answer, back)
         except (OSError, EOFError, asyncio.LimitOverrunError) as error:
@@ -99,20 +95,28 @@ async def _serve(
                 one.close()  # what was written before still leaves
 
 
-def _request(upstream: Upstream, head: bytes, client: str) -> bytes:
-    """The handshake as the upstream gets it.
+def _way(find: FindWay, line: bytes, fields: list[Field]) -> Way:
+    """Where a handshake leads.
 
     Raises:
-        _RefusedError: It has a body, or no path.
+        _RefusedError: Nowhere; or it has a body, or no path.
     """
-    line, fields = _parsed(head)
     method, target, _ = line.split(b" ", 2)
     bodied = any(name in (b"content-length", b"transfer-encoding") for name, _ in fields)
     if method != b"GET" or not target.startswith(b"/") or bodied:
         raise _RefusedError(_BAD)
-    kept = upstream.request_fields(fields, client, "http")
+    way = find(target)
+    if way is None or way.rules.refuses(way.target):
+        raise _RefusedError(_NOWHERE)
+    return way
+
+
+def _request(way: Way, fields: list[Field], client: str) -> bytes:
+    """The handshake as the upstream gets it."""
+    to = way.rules.upstream
+    kept = to.request_fields(fields, client, "http")
     kept += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-    return b"GET " + upstream.path.encode() + target + b" HTTP/1.1\r\n" + _lines(kept)
+    return b"GET " + to.path.encode() + way.target + b" HTTP/1.1\r\n" + _lines(kept)
 
 
 async def _agreed(head: bytes, back: asyncio.StreamReader) -> None:

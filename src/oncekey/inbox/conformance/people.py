@@ -233,8 +233,12 @@ async def notes_last_for_their_time(nodes: Nodes) -> None:
     assert await other.get_note("session") == b"\x00one"
     await other.put_note("session", b"two", 60_000)
     assert await inbox.get_note("session") == b"two"
+    taken = await asyncio.gather(*(one.take_note("session") for one in (inbox, other) * 4))
+    assert sorted(one or b"" for one in taken) == [b""] * 7 + [b"two"]
+    await inbox.put_note("session", b"three", 60_000)
     await other.drop_note("session")
     assert await inbox.get_note("session") is None
+    assert await inbox.take_note("session") is None
     await inbox.put_note("short", b"x", 1)
     await asyncio.sleep(0.02)
     assert await other.get_note("short") is None

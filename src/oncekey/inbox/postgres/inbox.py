@@ -313,8 +313,9 @@ class AsyncPostgresInbox(InboxBase):
     async def set_up(self) -> None:
         await schema.set_up(self._pool)
 
-    async def check(self) -> None:
+    async def check(self, *, quick: bool = False) -> None:
         await schema.check(self._pool)
+        await self._check_room()
 
     async def aclose(self) -> None:
         if self._closed:

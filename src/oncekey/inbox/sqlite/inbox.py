@@ -199,9 +199,11 @@ class AsyncSQLiteInbox(InboxBase):
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._on_writer, schema.migrate)
 
-    async def check(self) -> None:
+    async def check(self, *, quick: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._on_writer, schema.check)
+        look = functools.partial(schema.check, quick=quick)
+        await loop.run_in_executor(None, self._on_writer, look)
+        await self._check_room()
 
     def _on_writer(self, action: Callable[[sqlite3.Connection, str], None]) -> None:
         if self._closed:

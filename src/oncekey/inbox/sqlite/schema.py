@@ -72,8 +72,8 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
     return found
 
 
-def check(connection: sqlite3.Connection, path: str) -> None:
-    """Raise unless the tables are there, of this version, and readable.
+def check(connection: sqlite3.Connection, path: str, *, quick: bool = False) -> None:
+    """Raise unless the tables are there, of this version, and, unless it is quick, undamaged.
 
     Raises:
         StoreConfigError: They are older, newer or missing.
@@ -87,6 +87,8 @@ def check(connection: sqlite3.Connection, path: str) -> None:
             f"the inbox in {path} {what}: open it with open_inbox(), which brings an older one up "
             "to date, or restore it from a backup"
         )
+    if quick:
+        return
     row = connection.execute("PRAGMA quick_check(1)").fetchone()
     if row[0] != "ok":
         raise StoreCorruptError(

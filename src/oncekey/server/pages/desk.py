@@ -190,9 +190,8 @@ def page(gateway: Gateway, path: str, handler: Handler, role: str = "read") -> R
             form = None
             if changes:
                 form = await read_form(request)
-                if is_from_elsewhere(request.headers) or not is_genuine_form(
-                    session, form.one("csrf")
-                ):
+                elsewhere = is_from_elsewhere(request.headers, gateway.settings.public_url)
+                if elsewhere or not is_genuine_form(session, form.one("csrf")):
                     raise RefusedError(
                         403, "This form is not of this session: load the page again."
                     )

@@ -43,7 +43,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 async def _signed_in(gateway: Gateway, request: Request) -> Response:
-    if is_from_elsewhere(request.headers):
+    if is_from_elsewhere(request.headers, gateway.settings.public_url):
         raise RefusedError(403, "This form was sent by another site.")
     form = await read_form(request)
     name = form.one("name", 64)
