@@ -13,6 +13,7 @@ from oncekey.server.config import settings_from
 from oncekey.server.endpoints import ENDPOINTS
 from oncekey.server.metrics import METRICS
 from oncekey.server.settings import KEYS
+from oncekey.server.tools import TOOLS
 from oncekey.signatures import providers
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,6 +36,12 @@ def test_endpoints_are_documented() -> None:
     assert rows == [(one.method, one.path, one.role, one.summary) for one in ENDPOINTS]
 
 
+def test_tools_are_documented() -> None:
+    """And that of the tools for agents."""
+    rows = re.findall(r"^\| `(\w+)` \| (read|operate|admin) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(one.name, one.role, one.help) for one in TOOLS]
+
+
 def test_metrics_are_documented() -> None:
     """So is that of the metrics."""
     rows = re.findall(r"^\| `(oncekey_\w+)` \| (\w+) \| (.+) \|$", PAGE, re.MULTILINE)
@@ -44,10 +51,11 @@ def test_metrics_are_documented() -> None:
 def test_the_configs_of_the_howto_work() -> None:
     """What the page shows can be pasted."""
     shown = re.findall(r"^```toml\n(.*?)^```", HOWTO, re.MULTILINE | re.DOTALL)
-    assert len(shown) == 2
+    assert len(shown) == 3
     environ = {"SHOP_SECRET": "whsec_x"}
     settings = settings_from("\n".join(shown), "howto", environ)
     assert settings.users["olga"].role == "operate"
+    assert settings.proxies["orders"].path == "/orders"
 
 
 @pytest.mark.parametrize("name", providers())
