@@ -19,14 +19,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from oncekey.errors import StoreError
 from oncekey.models import ClaimReply, Entry, Key, Page, Record, Scope, Terms
 
 if TYPE_CHECKING:
     from oncekey._cached import CachedResponse
+    from oncekey._core.sources import AsyncSource, C, Source
     from oncekey._core.transact import AsyncTransaction, Transaction
+    from oncekey.policy import PolicyOptions
 
 __all__ = [
     "AsyncBrowsable",
@@ -313,6 +315,30 @@ class _Transactions(ABC):
 class Transactional(_Transactions):
     """A synchronous store that can take part in transactions."""
 
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Source[C],
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: C | None = None,
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[C]: ...
     def transaction(
         self,
         key: str,
@@ -322,8 +348,8 @@ class Transactional(_Transactions):
         scope: str = "",
         error_answer: Callable[[Exception], Any] | None = None,
         returns: Any = None,
-        **options: Any,
-    ) -> Transaction:
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[Any]:
         """Claim ``key``, write what you write, and record the answer: all in one commit.
 
         The block always runs: look at ``replayed`` first. An error in it rolls back everything.
@@ -354,6 +380,30 @@ class Transactional(_Transactions):
 class AsyncTransactional(_Transactions):
     """An asynchronous store that can take part in transactions."""
 
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: AsyncSource[C],
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: C | None = None,
+        scope: str = "",
+        error_answer: Callable[[Exception], Any] | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[C]: ...
     def transaction(
         self,
         key: str,
@@ -363,8 +413,8 @@ class AsyncTransactional(_Transactions):
         scope: str = "",
         error_answer: Callable[[Exception], Any] | None = None,
         returns: Any = None,
-        **options: Any,
-    ) -> AsyncTransaction:
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[Any]:
         """Claim ``key``, write, and record the answer in one commit, with ``async with``.
 
         Takes what the sync store's ``transaction`` takes, with asynchronous connections.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from oncekey._core import call as engine
 from oncekey._core.binding import (
@@ -35,8 +35,11 @@ from oncekey._core.transact import (
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, InvalidKeyError
 from oncekey.models import Key
-from oncekey.policy import JournalPath, OnOutage, Policy
+from oncekey.policy import JournalPath, OnOutage, Policy, PolicyOptions
 from oncekey.stores.urls import aconnect, connect
+
+if TYPE_CHECKING:
+    from oncekey._core.sources import AsyncSource, C, Source
 
 __all__ = [
     "AsyncOnce",
@@ -75,7 +78,7 @@ class _Base:
 
     store: Any
 
-    def __init__(self, scope: str, policy: Policy | None, options: dict[str, Any]) -> None:
+    def __init__(self, scope: str, policy: Policy | None, options: PolicyOptions) -> None:
         self._scope = scope
         self.policy = (policy or Policy()).but(options)
 
@@ -91,7 +94,7 @@ class _Base:
         function: Callable[..., Any],
         key: KeySource,
         ignore: Iterable[str],
-        options: dict[str, Any],
+        options: PolicyOptions,
         name: str | None = "",
     ) -> Binding:
         """How calls of ``function`` are done once. Raises if it can't be guarded here."""
@@ -130,7 +133,7 @@ class _Base:
         key: KeySource,
         name: str | None,
         ignore: Iterable[str],
-        options: dict[str, Any],
+        options: PolicyOptions,
         run: Callable[..., Any],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         if bare or not key:
@@ -157,7 +160,7 @@ class _Base:
         raise NotImplementedError
 
     def _block(
-        self, key: str, payload: object, options: dict[str, Any], returns: Any = None
+        self, key: str, payload: object, options: PolicyOptions, returns: Any = None
     ) -> engine.Job:
         policy = self.policy.but(options)
         mark = b"" if payload is None else fingerprint(payload)
@@ -197,7 +200,7 @@ class Once(_Base):
         policy: Policy | None = None,
         on_outage: OnOutage | None = None,
         journal: JournalPath | None = None,
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> None:
         super().__init__(scope, policy, options)
         self.store = connect(store) if isinstance(store, str) else store
@@ -216,7 +219,7 @@ class Once(_Base):
         ignore: Iterable[str] = (),
         transactional: bool = False,
         on: Any = None,
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function.
 
@@ -266,6 +269,28 @@ class Once(_Base):
                 f"{function.__qualname__} is a generator: return a list, which can be replayed"
             )
 
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: Source[C],
+        error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: C | None = None,
+        error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[C]: ...
     def transaction(
         self,
         key: str,
@@ -274,8 +299,8 @@ class Once(_Base):
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
         returns: Any = None,
-        **options: Any,
-    ) -> Transaction:
+        **options: Unpack[PolicyOptions],
+    ) -> Transaction[Any]:
         """Guard a block exactly once: claim, your writes and the answer in one commit.
 
         Args:
@@ -296,7 +321,12 @@ class Once(_Base):
         )
 
     def guard(
-        self, key: str, payload: object = None, *, returns: Any = None, **options: Any
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
     ) -> Block:
         """Guard a block. It always runs: look at ``replayed`` before you do the work.
 
@@ -340,7 +370,7 @@ class AsyncOnce(_Base):
         policy: Policy | None = None,
         on_outage: OnOutage | None = None,
         journal: JournalPath | None = None,
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> None:
         super().__init__(scope, policy, options)
         self.store = aconnect(store) if isinstance(store, str) else store
@@ -359,8 +389,8 @@ class AsyncOnce(_Base):
         ignore: Iterable[str] = (),
         transactional: bool = False,
         on: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+        **options: Unpack[PolicyOptions],
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function. See ``Once``."""
         run = self.runner(transactional, on)
         return self._decorator(bare, key, name, ignore, options, run)
@@ -383,6 +413,28 @@ class AsyncOnce(_Base):
                 "connect(url)"
             )
 
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: AsyncSource[C],
+        error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        on: C | None = None,
+        error_answer: ErrorAnswer | None = None,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[C]: ...
     def transaction(
         self,
         key: str,
@@ -391,8 +443,8 @@ class AsyncOnce(_Base):
         on: Any = None,
         error_answer: ErrorAnswer | None = None,
         returns: Any = None,
-        **options: Any,
-    ) -> AsyncTransaction:
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncTransaction[Any]:
         """Guard a block exactly once with ``async with``. See ``Once.transaction``."""
         check_transactional(self.store)
         return AsyncTransaction(
@@ -400,7 +452,12 @@ class AsyncOnce(_Base):
         )
 
     def guard(
-        self, key: str, payload: object = None, *, returns: Any = None, **options: Any
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        returns: Any = None,
+        **options: Unpack[PolicyOptions],
     ) -> AsyncBlock:
         """Guard a block with ``async with``. See ``Once.guard``."""
         return AsyncBlock(self.store, self._block(key, payload, options, returns))

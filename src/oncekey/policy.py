@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
@@ -17,6 +18,7 @@ __all__ = [
     "OnCancel",
     "OnOutage",
     "Policy",
+    "PolicyOptions",
     "check_on_cancel",
     "check_on_outage",
     "milliseconds",
@@ -96,7 +98,7 @@ class Policy:
         if self.max_answer_bytes < 0:
             raise PolicyError(f"max_answer_bytes can't be negative, got {self.max_answer_bytes}")
 
-    def but(self, options: dict[str, Any]) -> Policy:
+    def but(self, options: Mapping[str, Any]) -> Policy:
         """The same policy with some options changed.
 
         Raises:
@@ -117,6 +119,21 @@ class Policy:
             remember_ms=milliseconds(self.remember_expired, "remember_expired"),
             sticky=self.sticky,
         )
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The options of ``Policy``, given singly: ``@once(key="order_id", ttl=60)``."""
+
+    ttl: Duration
+    lease: Duration
+    wait: Duration
+    max_waiters: int | None
+    max_run: Duration | None
+    max_answer_bytes: int
+    skew: Duration
+    remember_expired: Duration
+    retry_safe: bool
+    sticky: bool
 
 
 def check_on_cancel(value: OnCancel) -> OnCancel:

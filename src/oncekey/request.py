@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Unpack, overload
 
 from oncekey._core import call as engine
 from oncekey._core.arguments import (
@@ -30,6 +30,7 @@ from oncekey._core.arguments import (
 )
 from oncekey._core.drive import arun, run
 from oncekey._core.flows import Plan
+from oncekey._core.handlers import F, R, WrapOptions, without_tx
 from oncekey._core.limiter import KeyLimit, SharedKeyLimit, check_limits
 from oncekey._core.schema import Validate, check_schema
 from oncekey._core.transact import (
@@ -62,9 +63,6 @@ MAX_TTL_SECONDS = 604_800
 MAX_KEY = 255
 SKEW_SECONDS = 60
 REMEMBER_SECONDS = 604_800
-
-F = TypeVar("F", bound=Callable[..., Any])
-HashFunction = Callable[[dict[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class IdempotencyStore:
         self,
         backend: IdempotencyBackend | AsyncStore | Store,
         ttl_seconds: int = 86_400,
-        hash_fn: HashFunction = canonical_json_sha256,
+        hash_fn: Callable[[dict[str, Any]], str] = canonical_json_sha256,
         *,
         clock: Clock = time.time,
         profile: str = "classic",
@@ -265,15 +263,15 @@ class IdempotencyStore:
     def wrap(self, handler: F) -> F: ...
     @overload
     def wrap(
+        self, *, transactional: Literal[True], **options: Unpack[WrapOptions]
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
+    @overload
+    def wrap(
         self,
         *,
-        operation: str | None = None,
-        validate: Validate | None = None,
-        read_only: bool = False,
-        transactional: bool = False,
-        on: Any = None,
-        error_answer: ErrorAnswer | None = None,
+        transactional: Literal[False] = False,
         on_cancel: OnCancel | None = None,
+        **options: Unpack[WrapOptions],
     ) -> Callable[[F], F]: ...
     def wrap(
         self,
@@ -363,7 +361,8 @@ class IdempotencyStore:
         # The result of a call, or something to await for it.
         guarded: Guarded = inside if how.transactional else functools.partial(plain, store)
         form = self._asynchronous if asynchron else self._synchronous
-        return like(handler)(form(request, how, target, guarded))
+        made = like(handler)(form(request, how, target, guarded))
+        return without_tx(made) if takes_tx else made
 
     # The two forms of a call. All that they decide is decided in what they call.
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, overload
 
 from oncekey._core.deliveries import (
     B,
@@ -32,6 +32,9 @@ from oncekey.instrument import events
 from oncekey.instrument.events import EventKind
 from oncekey.policy import JournalPath, OnOutage
 from oncekey.stores.legacy import as_async_store
+
+if TYPE_CHECKING:
+    from oncekey._core.sources import AsyncSource, C, Source
 
 __all__ = [
     "AsyncWebhookDedup",
@@ -170,6 +173,26 @@ class AsyncWebhookDedup(_Dedup[IdempotencyBackend]):
             return self._told(EventKind.RELEASED, key, fence)
         return self._fenced(key, payload_hash, await self._store.read(key))
 
+    @overload
+    def transaction(
+        self,
+        sender_id: Sender,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: AsyncSource[C],
+        wait_seconds: float = 5,
+    ) -> AsyncTransaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        sender_id: Sender,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: C | None = None,
+        wait_seconds: float = 5,
+    ) -> AsyncTransaction[C]: ...
     def transaction(
         self,
         sender_id: Sender,
@@ -178,7 +201,7 @@ class AsyncWebhookDedup(_Dedup[IdempotencyBackend]):
         *,
         on: Any = None,
         wait_seconds: float = 5,
-    ) -> AsyncTransaction:
+    ) -> AsyncTransaction[Any]:
         """Handle a delivery exactly once: your writes and the mark commit together.
 
         ``async with dedup.transaction(...) as tx``: if ``tx.replayed``, it was handled before, and
@@ -202,6 +225,14 @@ class AsyncWebhookDedup(_Dedup[IdempotencyBackend]):
         job = self._job(sender_id, idempotency_key, payload_hash, wait_seconds)
         return AsyncTransaction(self._store, on, job, None)
 
+    @overload
+    def wrap(
+        self, handler: Callable[..., Awaitable[Any]], *, on: Any = None
+    ) -> Callable[..., Coroutine[Any, Any, bool]]: ...
+    @overload
+    def wrap(
+        self, handler: None = None, *, on: Any = None
+    ) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Coroutine[Any, Any, bool]]]: ...
     def wrap(
         self, handler: Callable[..., Awaitable[Any]] | None = None, *, on: Any = None
     ) -> Callable[..., Any]:
@@ -342,6 +373,26 @@ class WebhookDedup(_Dedup[Store]):
         held: bool = store.renew(key, owner, fence, self._terms)
         return held
 
+    @overload
+    def transaction(
+        self,
+        sender_id: Sender,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: Source[C],
+        wait_seconds: float = 5,
+    ) -> Transaction[C]: ...
+    @overload
+    def transaction(
+        self,
+        sender_id: Sender,
+        idempotency_key: str,
+        payload_hash: str,
+        *,
+        on: C | None = None,
+        wait_seconds: float = 5,
+    ) -> Transaction[C]: ...
     def transaction(
         self,
         sender_id: Sender,
@@ -350,11 +401,17 @@ class WebhookDedup(_Dedup[Store]):
         *,
         on: Any = None,
         wait_seconds: float = 5,
-    ) -> Transaction:
+    ) -> Transaction[Any]:
         """Handle a delivery exactly once, with ``with``. See ``AsyncWebhookDedup.transaction``."""
         job = self._job(sender_id, idempotency_key, payload_hash, wait_seconds)
         return Transaction(self._store, on, job, None)
 
+    @overload
+    def wrap(self, handler: Callable[..., Any], *, on: Any = None) -> Callable[..., bool]: ...
+    @overload
+    def wrap(
+        self, handler: None = None, *, on: Any = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., bool]]: ...
     def wrap(
         self, handler: Callable[..., Any] | None = None, *, on: Any = None
     ) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from oncekey._core import drive as driving
 from oncekey._core.call import (
@@ -28,6 +28,7 @@ from oncekey._core.flows import (
     Plan,
 )
 from oncekey._core.in_hand import in_hand
+from oncekey._core.sources import C
 from oncekey._core.tasks import in_background, uncancelled
 from oncekey._core.transaction_flow import (
     Ask,
@@ -49,7 +50,7 @@ from oncekey.errors import (
     TransactionRefusedError,
 )
 from oncekey.models import Key, Scope, check_text
-from oncekey.policy import Policy
+from oncekey.policy import Policy, PolicyOptions
 
 __all__ = [
     "AsyncTransaction",
@@ -68,7 +69,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Transaction(Block):
+class Transaction(Block, Generic[C]):
     """``with store.transaction(...)``: see the store's method."""
 
     awaits = False
@@ -108,7 +109,7 @@ class Transaction(Block):
             in_hand.give(self._store, self._digest, self._hold)
         self.__class__ = Transaction  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __enter__(self) -> Tx:
+    def __enter__(self) -> Tx[C]:
         self.__class__ = _OpenTransaction  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return self._opened(drive(self._enter_flow(), self._do))
@@ -131,14 +132,14 @@ class Transaction(Block):
         self.__class__ = Transaction  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _OpenTransaction(Transaction):
+class _OpenTransaction(Transaction[C]):
     """One that is under way. Only it has a finalizer: an interrupt that came in one is lost."""
 
     def __del__(self) -> None:
         self._abandon()  # interrupted before the first step of __exit__
 
 
-class AsyncTransaction(Block):
+class AsyncTransaction(Block, Generic[C]):
     """``async with store.transaction(...)``: see the store's method."""
 
     awaits = True
@@ -181,7 +182,7 @@ class AsyncTransaction(Block):
         """The outcome is decided whatever happens to this task meanwhile."""
         return await uncancelled(adrive(self._exit_flow(error), self._do))
 
-    async def __aenter__(self) -> Tx:
+    async def __aenter__(self) -> Tx[C]:
         return self._opened(await adrive(self._enter_flow(), self._do))
 
     async def __aexit__(
@@ -229,7 +230,7 @@ def _scope(name: str) -> Scope:
 _ANY: Final = Codec(Any)
 
 
-def job_for(key: str, payload: object, scope: str, returns: Any, options: dict[str, Any]) -> Job:
+def job_for(key: str, payload: object, scope: str, returns: Any, options: PolicyOptions) -> Job:
     """The same record as ``Once(store, scope=scope).guard(key, payload)``."""
     name = Key(_scope(scope), check_text(key, "key"))
     mark = b"" if payload is None else fingerprint(payload)

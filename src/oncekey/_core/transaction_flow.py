@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, Token
 from time import perf_counter
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 from oncekey._core.call import (
     CURRENT,
@@ -31,6 +31,7 @@ from oncekey._core.flows import (
     repeatable,
 )
 from oncekey._core.in_hand import Hold, in_hand
+from oncekey._core.sources import C
 from oncekey.abc import Loan
 from oncekey.drivers import DriverConnection, connection_of, is_drivers, named
 from oncekey.drivers._deadlines import Deadline, Late, end
@@ -66,7 +67,7 @@ ErrorAnswer = Callable[[Exception], Any]
 T = TypeVar("T")
 
 
-class Tx:
+class Tx(Generic[C]):
     """What a transaction hands out: where to write, and the answer if the work was done before.
 
     Attributes:
@@ -77,14 +78,14 @@ class Tx:
         claim: The claim, for its fence and attempts. ``None`` on a replay.
     """
 
-    def __init__(self, connection: Any, claim: Claim | None, answer: Any = None) -> None:
+    def __init__(self, connection: C, claim: Claim | None, answer: Any = None) -> None:
         self.connection = connection
         self.claim = claim
         self.replayed = claim is None
         self.answer = answer
 
     @property
-    def session(self) -> Any:
+    def session(self) -> C:
         """The same as ``connection``, where that is a session."""
         return self.connection
 

@@ -15,6 +15,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.guard import AsyncOnce, Once
+from oncekey.policy import PolicyOptions
 
 __all__ = ["InFlight", "guarded_task"]
 
@@ -32,7 +33,7 @@ def guarded_task(
     give_way: Callable[[IdempotencyInFlightError, float], NoReturn],
     transactional: bool,
     on: Any,
-    options: dict[str, Any],
+    options: PolicyOptions,
     name: str | None,
 ) -> Callable[[F], F]:
     """Decorate a task. ``give_way`` raises what a copy that finds another running ends with.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
@@ -40,6 +40,9 @@ from oncekey.http.problems import Refusal
 from oncekey.http.routes import AsyncRoutes, Seen, already_read
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 try:
     from aiohttp import StreamReader, web
@@ -160,7 +163,7 @@ _GUARDED: Final[Any] = (
 
 
 def idempotency(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
     """A middleware that takes the ``Idempotency-Key`` header, for ``web.Application``.
 
@@ -185,7 +188,7 @@ def idempotency(
 
 
 def idempotent(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[Handler], Handler]:
     """Decorate a handler that takes the ``Idempotency-Key`` header. Takes what the other takes.
 

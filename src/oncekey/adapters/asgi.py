@@ -24,7 +24,7 @@ signs URLs its ``public_url``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Unpack
 from urllib.parse import quote, unquote
 
 from oncekey.abc import AsyncStore
@@ -51,6 +51,9 @@ from oncekey.http.body import ClientGoneError, asgi_body
 from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -160,7 +163,7 @@ def _authority(scope: ASGIScope, scheme: str) -> str:
 
 
 def idempotent(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[ASGIApp], IdempotencyMiddleware]:
     """Guard an app that takes the ``Idempotency-Key`` header.
 

@@ -36,7 +36,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from http.client import responses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import quote, urlencode
 
 from oncekey.abc import Store
@@ -48,6 +48,9 @@ from oncekey.http.facts import facts_of
 from oncekey.http.routes import Routes, Seen
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookReceiver
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = ["idempotent", "webhook_handler", "webhooks"]
 
@@ -190,7 +193,7 @@ def _answer(
 
 
 def idempotent(
-    store: Store | str, *, settings: Settings | None = None, **options: Any
+    store: Store | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[LambdaHandler], LambdaHandler]:
     """Decorate a handler of HTTP events that takes the ``Idempotency-Key`` header.
 

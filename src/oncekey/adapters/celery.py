@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from oncekey._core.binding import KeySource
 from oncekey.adapters._tasks import InFlight, guarded_task
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import BackendMismatchError, IdempotencyInFlightError
 from oncekey.guard import Once
+from oncekey.policy import PolicyOptions
 
 try:
     from celery import current_task  # type: ignore[import-untyped]
@@ -56,7 +57,7 @@ def idempotent(
     retry_seconds: float = 5,
     transactional: bool = False,
     on: Any = None,
-    **options: Any,
+    **options: Unpack[PolicyOptions],
 ) -> Callable[[F], F]:
     """Decorate the function of a task, under ``@app.task(...)``; also with ``bind=True``.
 

@@ -42,7 +42,7 @@ import threading
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from oncekey.abc import AsyncStore, Store
 from oncekey.adapters import asgi, wsgi
@@ -82,8 +82,11 @@ except ImportError as error:
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
+    from oncekey.http.options import SettingsOptions
+
 __all__ = ["by_user", "idempotent", "webhook_view", "webhooks"]
 
+AnyStore = AsyncStore | Store | str
 V = TypeVar("V", bound=Callable[..., Any])
 
 _MARK: Final = "_oncekey_http"  # on a request that is guarded already
@@ -191,7 +194,7 @@ def _raw_body(request: HttpRequest, most: int, seconds: float | None = None) -> 
 
 
 def idempotent(
-    store: AsyncStore | Store | str, *, settings: Settings | None = None, **options: Any
+    store: AnyStore, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[V], V]:
     """Decorate a view that takes the ``Idempotency-Key`` header.
 

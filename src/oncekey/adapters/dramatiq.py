@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from oncekey._core.binding import KeySource
 from oncekey.adapters._tasks import InFlight, guarded_task
 from oncekey.adapters._webhooks import missing
 from oncekey.errors import IdempotencyInFlightError
 from oncekey.guard import AsyncOnce, Once
+from oncekey.policy import PolicyOptions
 
 try:
     from dramatiq.errors import Retry
@@ -55,7 +56,7 @@ def idempotent(
     retry_seconds: float = 5,
     transactional: bool = False,
     on: Any = None,
-    **options: Any,
+    **options: Unpack[PolicyOptions],
 ) -> Callable[[F], F]:
     """Decorate the function of an actor, under ``@dramatiq.actor``.
 

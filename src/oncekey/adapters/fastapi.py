@@ -47,7 +47,7 @@ import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
@@ -68,6 +68,9 @@ except ImportError as error:
 
 # After it: without FastAPI, the extra to install is not Starlette's.
 from oncekey.adapters.starlette import as_answer, as_response, by_state, by_user, receive_webhook
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -175,7 +178,7 @@ def received(
 
 
 def idempotent(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> type[APIRoute]:
     """A class of routes that take the ``Idempotency-Key`` header, for ``APIRouter(route_class=)``.
 

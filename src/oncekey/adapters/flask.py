@@ -34,7 +34,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from oncekey.abc import Store
 from oncekey.adapters._webhooks import NOT_ALLOWED, answer_of, check_sync, cut_short, missing
@@ -52,6 +52,10 @@ from oncekey.receiver import WebhookReceiver, WebhookResponse
 from oncekey.receiver.settings import Handler
 from oncekey.signatures.base import Provider
 from oncekey.stores.urls import connect
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
+    from oncekey.receiver.options import ReceiverOptions
 
 try:
     from flask import (
@@ -127,7 +131,9 @@ class Webhooks:
         for rule in self._receivers:
             self._route(app, rule)
 
-    def add(self, rule: str, source: Provider | WebhookReceiver, **options: Any) -> WebhookReceiver:
+    def add(
+        self, rule: str, source: Provider | WebhookReceiver, **options: Unpack[ReceiverOptions]
+    ) -> WebhookReceiver:
         """Receive deliveries at a URL.
 
         Args:
@@ -156,7 +162,11 @@ class Webhooks:
         return receiver
 
     def on(
-        self, rule: str, source: Provider | WebhookReceiver, *types: str, **options: Any
+        self,
+        rule: str,
+        source: Provider | WebhookReceiver,
+        *types: str,
+        **options: Unpack[ReceiverOptions],
     ) -> Callable[[H], H]:
         """Decorate the handler of one or several types of events that come to a URL.
 
@@ -336,7 +346,7 @@ def _read_body(request: Request, most: int, seconds: float | None = None) -> byt
 
 
 def idempotent(
-    store: Store | str, *, settings: Settings | None = None, **options: Any
+    store: Store | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[V], V]:
     """Decorate a view that takes the ``Idempotency-Key`` header.
 

@@ -22,7 +22,7 @@ A delivery proves itself by its signature: the handler is left out of Litestar's
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
@@ -32,6 +32,9 @@ from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 try:
     from litestar import MediaType, Request, Response, post
@@ -135,7 +138,7 @@ def as_response(received: WebhookResponse) -> Response[bytes]:
 
 
 def idempotent(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> DefineMiddleware:
     """Take the ``Idempotency-Key`` header: ``middleware=[...]`` of an app, router or handler.
 

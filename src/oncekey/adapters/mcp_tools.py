@@ -28,7 +28,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from oncekey._core.call import Job
 from oncekey._core.transact import in_transaction
@@ -37,7 +37,7 @@ from oncekey.adapters._webhooks import missing
 from oncekey.errors import InvalidKeyError, OncekeyError, StoreError
 from oncekey.guard import AsyncOnce, Once
 from oncekey.models import Key, Scope, check_text
-from oncekey.policy import OnCancel, check_on_cancel
+from oncekey.policy import OnCancel, PolicyOptions, check_on_cancel
 
 try:
     from mcp.server.mcpserver.exceptions import ToolError
@@ -71,7 +71,7 @@ def once_tool(
     transactional: bool = False,
     on: Any = None,
     on_cancel: OnCancel = "finish",
-    **options: Any,
+    **options: Unpack[PolicyOptions],
 ) -> Callable[[F], F]:
     """Decorate the function of a tool, under ``@server.tool()``.
 

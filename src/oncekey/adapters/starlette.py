@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
@@ -41,6 +41,9 @@ from oncekey.http.callers import of_kind
 from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 try:
     from starlette.authentication import SimpleUser
@@ -140,7 +143,7 @@ def as_response(received: WebhookResponse) -> Response:
 
 
 def idempotency(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Middleware:
     """Take the ``Idempotency-Key`` header: in an app, below a mount, or at one route.
 
@@ -164,7 +167,7 @@ def idempotency(
 
 
 def idempotent(
-    store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+    store: AsyncStore | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate an endpoint function that takes the ``Idempotency-Key`` header.
 

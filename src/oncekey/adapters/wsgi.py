@@ -21,7 +21,7 @@ middleware such as werkzeug's ``ProxyFix``, or give a provider that signs URLs i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Unpack
 from urllib.parse import quote, unquote_to_bytes
 
 from oncekey.abc import Store
@@ -35,6 +35,8 @@ from oncekey.receiver import WebhookReceiver, WebhookResponse
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+    from oncekey.http.options import SettingsOptions
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -86,7 +88,7 @@ webhooks = WebhookApp
 
 
 def idempotent(
-    store: Store | str, *, settings: Settings | None = None, **options: Any
+    store: Store | str, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
 ) -> Callable[[WSGIApp], IdempotencyMiddleware]:
     """Guard an application that takes the ``Idempotency-Key`` header.
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded
 from oncekey._core.drive import arun
@@ -23,6 +23,9 @@ from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
 from oncekey.policy import milliseconds
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = [
     "ASGIApp",
@@ -77,7 +80,7 @@ class IdempotencyMiddleware:
         store: AsyncStore | str,
         *,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self.app = app
         self.store, checked = aready(store, settings, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oncekey._core.drive import arun, run
 from oncekey._core.limiter import check_limits
@@ -14,6 +14,9 @@ from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.models import Scope
 from oncekey.stores.urls import aconnect, connect
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = ["aidentify", "aready", "identify", "ready"]
 
@@ -32,7 +35,7 @@ def _seen(store: S, settings: Settings) -> S:
 
 
 def ready(
-    store: Store | str, settings: Settings | None, options: dict[str, Any]
+    store: Store | str, settings: Settings | None, options: SettingsOptions
 ) -> tuple[Store, Settings]:
     """An open store and checked settings, from what somebody gave.
 
@@ -51,7 +54,7 @@ def ready(
 
 
 def aready(
-    store: AsyncStore | str, settings: Settings | None, options: dict[str, Any]
+    store: AsyncStore | str, settings: Settings | None, options: SettingsOptions
 ) -> tuple[AsyncStore, Settings]:
     """See ``ready``."""
     checked = settings_of(settings, options)

@@ -7,7 +7,7 @@ reads a body, and makes a response of an ``Answer``. When a view runs is decided
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 from oncekey._core.call import CURRENT, Job, Result, acall, call
 from oncekey._core.drive import arun, run
@@ -21,6 +21,9 @@ from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
 from oncekey.models import Scope
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = ["AsyncRoutes", "Found", "Routes", "Seen", "already_read", "endless"]
 
@@ -145,7 +148,11 @@ class Routes(_Routes):
     """
 
     def __init__(
-        self, store: Store | str, *, settings: Settings | None = None, **options: Any
+        self,
+        store: Store | str,
+        *,
+        settings: Settings | None = None,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self.store, checked = ready(store, settings, options)
         super().__init__(checked)
@@ -174,7 +181,11 @@ class AsyncRoutes(_Routes):
     """Runs a view once for each key, in an event loop. Takes an async store."""
 
     def __init__(
-        self, store: AsyncStore | str, *, settings: Settings | None = None, **options: Any
+        self,
+        store: AsyncStore | str,
+        *,
+        settings: Settings | None = None,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self.store, checked = aready(store, settings, options)
         super().__init__(checked)

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncekey._core.call import Job, Result
 from oncekey._core.flows import Claim, Plan
@@ -40,6 +40,9 @@ from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope
 from oncekey.policy import milliseconds
 
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
+
 __all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
 
 logger = logging.getLogger("oncekey")
@@ -53,7 +56,7 @@ UNAVAILABLE_RETRY: Final = 5  # seconds
 _new = tuple.__new__  # named tuples without their keyword machinery, for each request
 
 
-def settings_of(settings: Settings | None, options: dict[str, Any]) -> Settings:
+def settings_of(settings: Settings | None, options: SettingsOptions) -> Settings:
     """A ``Settings`` from what an adapter was given.
 
     Raises:

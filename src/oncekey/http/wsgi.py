@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from oncekey._core.call import CURRENT, Job, give_up, open_claim, record
 from oncekey._core.drive import run
@@ -25,6 +25,9 @@ from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
+
+if TYPE_CHECKING:
+    from oncekey.http.options import SettingsOptions
 
 __all__ = ["IdempotencyMiddleware", "WSGIApp", "give_answer"]
 
@@ -61,7 +64,7 @@ class IdempotencyMiddleware:
         store: Store | str,
         *,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self.app = app
         self.store, checked = ready(store, settings, options)

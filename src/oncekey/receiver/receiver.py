@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 
 from oncekey._core.call import CURRENT, Result, acall, call, is_async
 from oncekey._core.drive import Flow, Op, arun, run
@@ -38,6 +38,7 @@ from oncekey.signatures.verdict import Verdict
 from oncekey.stores.urls import aconnect, connect
 
 if TYPE_CHECKING:
+    from oncekey.receiver.options import ReceiverOptions
     from oncekey.signatures.asking import AskingProvider
 
 __all__ = ["AsyncWebhookReceiver", "WebhookReceiver"]
@@ -65,7 +66,7 @@ class _Receiver(Generic[S]):
         store: S | str,
         *,
         settings: ReceiverSettings | None = None,
-        **options: Any,
+        **options: Unpack[ReceiverOptions],
     ) -> None:
         if settings is not None and options:
             raise PolicyError("give a ReceiverSettings or single options, not both")
