@@ -25,6 +25,9 @@ FUZZ_ARGS ?=
 FAULTS_ARGS ?=
 MUTANTS_ARGS ?=
 DELIVERIES ?= 100000
+STORM_ARGS ?=
+SICK_ARGS ?=
+SOAK_ARGS ?=
 
 # Nothing from outside may put the source tree, or another Python's library, on sys.path.
 unexport PYTHONPATH PYTHONHOME
@@ -97,6 +100,19 @@ storm: $(VENV)/pythons ## 100,000 deliveries for each store, workers killed: up 
 storm-py%: $(VENV)/py%/.wheel
 	@ONCEKEY_STORM=$(DELIVERIES) ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest \
 	    -s -o cache_dir=$(CACHE)/pytest-$* tests/faults/test_delivery_storm.py
+
+.PHONY: storm-gateway sick-targets soak
+storm-gateway: $(VENV)/pythons ## Kill gateways with -9 under load, 50 times on each store: ten minutes
+	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="storm_gateway.py $(STORM_ARGS)"
+
+sick-targets: $(VENV)/pythons ## Healthy targets beside five sick ones: four minutes
+	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="sick_targets.py $(SICK_ARGS)"
+
+soak: $(VENV)/pythons ## Run a gateway at a fixed rate and look whether it grows: 20 minutes
+	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="soak_gateway.py $(SOAK_ARGS)"
+
+script-py%: $(VENV)/py%/.wheel
+	@$(VENV)/py$*/bin/python scripts/$(SCRIPT)
 
 faults: $(VENV)/pythons ## Break everything that can break, and report: each fault under a minute
 	@$(MAKE) --no-print-directory faults-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)

@@ -63,6 +63,7 @@ def test_all_faults_are_said_at_once_with_line_key_and_fix() -> None:
         (("allow_private = true", 'allow_private = "yes"'), "is text. Give true or false"),
         (("allow_private = true", "concurrency = 0"), "concurrency must be 1 to 10000"),
         (("allow_private = true", 'where = ["nonsense"]'), "can't be read"),
+        (("allow_private = true", "pull = true"), "targets.app.pull: is set beside a url"),
         (("[targets.app]", "[targets.App]"), "targets.App: is no name"),
         (('provider = "stripe"', ""), "sources.shop.provider: is missing"),
         (("SHOP_SECRET", "OTHER_SECRET"), "the variable OTHER_SECRET is not set"),

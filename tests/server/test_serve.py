@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import subprocess
@@ -60,60 +58,6 @@ def test_from_the_provider_to_the_app(target: App, tmp_path: Path, store: str) -
         code, errors = gateway.stop()
     assert (code, errors) == (0, "")
     assert len(target.requests) == 2
-
-
-def test_killed_at_any_moment_it_loses_nothing(target: App, tmp_path: Path, store: str) -> None:
-    """Every event that was acknowledged reaches the app, through kills with -9 under load."""
-    file = str(config(tmp_path, target.url, store))
-    acknowledged: set[str] = set()
-    for life in range(4):
-        with Served("--config", file, "--port", "0") as gateway:
-            load = _Load(gateway, f"evt_{life}")
-            assert load.enough.wait(60)
-            gateway.process.kill()
-            gateway.process.wait()
-            acknowledged |= load.end()
-    with Served("--config", file, "--port", "0") as gateway:
-        until(lambda: _keys(target) >= acknowledged, "every delivery")
-        rows, after = 0, ""
-        while after is not None:
-            page = gateway.api("GET", f"/events?limit=500{f'&after={after}' if after else ''}")
-            rows, after = rows + len(page["items"]), page["next"]
-        assert rows >= len(acknowledged) >= 80
-
-
-class _Load:
-    """Sends event after event, until it is told to end."""
-
-    def __init__(self, gateway: Served, name: str) -> None:
-        self._gateway, self._name = gateway, name
-        self._acknowledged: set[str] = set()
-        self.enough, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._send)
-        self._thread.start()
-
-    def _send(self) -> None:
-        number = 0
-        while not self._ended.is_set():
-            name = f"{self._name}_{number}"
-            try:
-                if self._gateway.deliver(event(name, self._gateway.address)) == 200:
-                    self._acknowledged.add(name)
-            except (OSError, http.client.HTTPException):
-                break
-            number += 1
-            if number >= 20:
-                self.enough.set()
-
-    def end(self) -> set[str]:
-        """Stop, and say what was acknowledged."""
-        self._ended.set()
-        self._thread.join()
-        return self._acknowledged
-
-
-def _keys(target: App) -> set[str]:
-    return {json.loads(body)["id"] for _, body in list(target.requests)}
 
 
 def test_a_failing_app_gets_it_later(target: App, tmp_path: Path) -> None:

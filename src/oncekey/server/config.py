@@ -321,10 +321,14 @@ class _Reading:
 
     def _target(self, name: str, table: dict[str, Any]) -> TargetSettings:
         path = f"targets.{name}"
-        if table["url"]:
+        if table["url"] and table["pull"]:
+            fix = "Leave one out: what an app pulls is not sent to it, too"
+            self._faults.add(f"{path}.pull", "is set beside a url", fix)
+        elif table["url"]:
             self._check_url(f"{path}.url", table["url"])
-        else:
-            self._faults.add(f"{path}.url", "is missing", 'Write url = "https://host/path"')
+        elif not table["pull"]:
+            fix = 'Write url = "https://host/path", or pull = true for an app with a Consumer'
+            self._faults.add(f"{path}.url", "is missing", fix)
         secret = self._secret(path, table, "secret")
         if secret:
             self._check_signing_secret(path, secret)
@@ -338,6 +342,7 @@ class _Reading:
             name=name,
             url=table["url"],
             allow_private=table["allow_private"],
+            pull=table["pull"],
             policy=policy,
             secret=secret,
             secret_from=_named(table, "secret"),

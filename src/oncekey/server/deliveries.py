@@ -65,6 +65,8 @@ class Deliveries:
         """
         made: dict[str, tuple[TargetSettings, Destination]] = {}
         for name, settings in targets.items():
+            if settings.pull:  # its events wait for whoever consumes them
+                continue
             known = self._known.get(name)
             if known is None or known[0] != settings:
                 known = (settings, Destination(await self._target(settings), settings.policy))

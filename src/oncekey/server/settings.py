@@ -96,6 +96,7 @@ KEYS: Final[Mapping[str, Mapping[str, KeyRule]]] = MappingProxyType(
         "targets": {
             "url": KeyRule("text", "", "where deliveries go, by POST"),
             "allow_private": KeyRule("flag", False, "loopback and private addresses are taken"),
+            "pull": KeyRule("flag", False, "an app takes them with a Consumer: nothing is sent"),
             **_SECRET,
             **POLICY,
         },
@@ -145,9 +146,10 @@ class TargetSettings:
     """One ``[targets.NAME]``."""
 
     name: str
-    url: str
+    url: str  # empty: pulled
     allow_private: bool
     policy: TargetPolicy
+    pull: bool = False
     secret_from: str = ""
     secret: str = field(default="", repr=False)
 
