@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.process import LEAST, TOKEN, App, Served, app, event, until
+from tests.server.process import LEAST, SECRET, TOKEN, App, Served, app, event, until
+
+from oncekey.signatures import provider
+from oncekey.testing import signed
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make test-browser installs it")
 
@@ -104,6 +107,22 @@ def test_the_first_minute(chromium: Any, gateway: Served, target: App) -> None:
     tab.close()
 
 
+def test_sign_in_and_out(chromium: Any, gateway: Served) -> None:
+    """A wrong token is told so and stays outside; the right one gets in, and out again."""
+    page = chromium.new_context().new_page()
+    page.goto(f"{gateway.address}/_oncekey/issues")
+    page.get_by_label("Password or token").fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    assert "don't fit" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Password or token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("button", name="Sign in").wait_for()
+    page.goto(f"{gateway.address}/_oncekey/issues")
+    page.get_by_role("button", name="Sign in").wait_for()
+    page.context.close()
+
+
 def test_charts_move_by_themselves(chromium: Any, gateway: Served) -> None:
     """An event that comes while somebody looks is drawn without a reload; the table has it too."""
     tab = Tab(chromium, gateway)
@@ -156,6 +175,78 @@ def test_search_and_keys(chromium: Any, gateway: Served) -> None:
     page.keyboard.press("g")
     page.keyboard.press("t")
     page.get_by_role("heading", name="Targets", exact=True).wait_for()
+    tab.close()
+
+
+def test_live_updates_can_be_paused(chromium: Any, gateway: Served) -> None:
+    """``L`` holds the page still, over pages too; ``L`` again brings what came meanwhile."""
+    tab = Tab(chromium, gateway)
+    page = tab.page
+    page.locator("#live[data-state=live]").wait_for()
+    page.keyboard.press("L")
+    page.locator("#live[data-state=paused][aria-pressed=false]").wait_for()
+    gateway.deliver(event("evt_1", gateway.address))
+    until(lambda: gateway.api("GET", "/stats")["totals"].get("received"), "the arrival")
+    page.reload()
+    page.locator("#live[data-state=paused]").wait_for()
+    before = page.locator("#tiles").inner_text()
+    gateway.deliver(event("evt_2", gateway.address))
+    page.wait_for_timeout(2500)  # a tick at least: nothing moves
+    assert page.locator("#tiles").inner_text() == before
+    page.keyboard.press("L")
+    page.get_by_role("link", name="2 received").wait_for()
+    page.locator("rect.new").first.wait_for()
+    tab.close()
+
+
+def test_an_empty_list_fills_by_itself(chromium: Any, gateway: Served) -> None:
+    """Nothing could shift: the first event appears without a click; its line names this gateway."""
+    tab = Tab(chromium, gateway)
+    page = tab.go("/events")
+    page.locator("#live[data-state=live]").wait_for()
+    assert f"oncekey send {gateway.address}/hooks/shop" in page.locator("#none-yet").inner_text()
+    gateway.deliver(event("evt_1", gateway.address))
+    page.locator("[data-row]").wait_for()
+    tab.close()
+
+
+def test_copies_are_compared_and_searches_saved(chromium: Any, gateway: Served) -> None:
+    """A copy that differs is on the lifeline and beside the first; a search becomes a view."""
+    stripe = provider("stripe", secret=SECRET)
+    for cents in (1200, 900):
+        body = {"id": "evt_1", "type": "invoice.paid", "cents": cents}
+        gateway.deliver(signed(stripe, body, url=f"{gateway.address}/hooks/shop"))
+    tab = Tab(chromium, gateway)
+    page = tab.go("/events?q=source:shop")
+    page.get_by_text("Save this search").click()
+    page.get_by_label("Name").fill("My shop")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_text("The view is saved").wait_for()
+    page.goto(f"{tab.home}/events")
+    page.get_by_role("link", name="My shop").click()
+    page.wait_for_url(re.compile("q=source"))
+    page.get_by_role("link", name="invoice.paid").click()
+    page.locator(".lifeline li", has_text="with another body").wait_for()
+    assert "1200" in page.locator(".diff del").inner_text()
+    assert "900" in page.locator(".diff ins").inner_text()
+    tab.close()
+
+
+def test_a_page_that_cannot_be_read_again_says_so(chromium: Any, gateway: Served) -> None:
+    """What is shown stays, dimmed, with its time; a button tries again, and all is well."""
+    tab = Tab(chromium, gateway)
+    page = tab.page
+    page.locator("#live[data-state=live]").wait_for()
+    broken = re.compile("/_oncekey$")
+    page.route(broken, lambda route: route.fulfill(status=503, body="no"))
+    gateway.deliver(event("evt_1", gateway.address))
+    page.get_by_text("can't be read again just now. Last good:").wait_for()
+    assert page.locator("main[data-stale]").count() == 1
+    page.unroute(broken)
+    page.get_by_role("button", name="Try again").click()
+    page.locator("rect.new").first.wait_for()
+    page.locator("#lost").wait_for(state="hidden")
+    tab.said = [one for one in tab.said if "503" not in one]  # the browser's own word for it
     tab.close()
 
 
@@ -214,7 +305,7 @@ def test_axe_finds_nothing_serious(chromium: Any, gateway: Served, scheme: str) 
     for width in (1280, 390):
         look = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
         tab = Tab(chromium, gateway, **look)
-        for path in (*PAGES, f"/events/{found}"):
+        for path in (*PAGES, f"/events/{found}", "/keys?stuck=1", "/issues/replay?q=target:app"):
             page = tab.go(path)
             page.locator("#live[data-state=live]").wait_for()
             page.evaluate(script)

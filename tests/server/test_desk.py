@@ -7,9 +7,11 @@ import re
 import httpx
 from tests.server.kit import HOST, csrf_of, deliver, sign_in
 
-from oncekey.models import Key, Scope, Terms
+from oncekey.models import Key, Scope, State, Terms
+from oncekey.operate import astuck
 from oncekey.server.gateway import Gateway
 from oncekey.server.pages.bodies import MOST_LINES, compared
+from oncekey.testing import sample
 from oncekey.testing import signed as sign_body
 
 
@@ -88,6 +90,19 @@ async def test_what_is_no_view_is_refused(http: httpx.AsyncClient) -> None:
     assert await save("one more", "x") == 422
     form = {"csrf": "wrong", "name": "a", "q": "x"}
     assert (await http.post("/_oncekey/events/views", data=form)).status_code == 403
+
+
+async def test_what_a_message_is_bound_to_is_not_stuck(
+    gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    """A provider that does not sign its ids: the gateway's claims for it are never finished."""
+    provider = gateway.settings.sources["code"].provider
+    assert not provider.id_is_signed
+    await deliver(http, sample(provider, url=f"{HOST}/hooks/code"))
+    assert [one.record.state for one in (await gateway.store.browse("", 9)).entries].count(
+        State.PENDING
+    )
+    assert (await astuck(gateway.store, longer_than=0)).found == []
 
 
 async def test_stuck_claims_are_found_and_freed(gateway: Gateway, http: httpx.AsyncClient) -> None:

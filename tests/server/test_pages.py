@@ -104,6 +104,23 @@ async def test_an_unreachable_inbox_has_a_page(
     assert "secret details" not in answer.text
 
 
+async def test_an_error_leads_back(http: httpx.AsyncClient) -> None:
+    """Who is signed in keeps the pages around it; the way back has the whole address."""
+    await sign_in(http, "anna")
+    answer = await http.get("/_oncekey/events/nothing?copy=2")
+    assert answer.status_code == 404
+    assert 'aria-label="Pages"' in answer.text
+    assert 'href="/_oncekey/events/nothing?copy=2">Try again' in answer.text
+
+
+async def test_an_empty_list_has_the_line_to_run(http: httpx.AsyncClient) -> None:
+    """With this gateway's own address, and the variable that has the secret."""
+    await sign_in(http, "anna")
+    for page in ("", "/events"):
+        text = (await http.get(f"/_oncekey{page}")).text
+        assert f"oncekey send {HOST}/hooks/shop stripe --secret-env SHOP_SECRET" in text
+
+
 async def test_a_wrong_search_says_what_can_be_written(http: httpx.AsyncClient) -> None:
     """The page stays, with what was typed and what is wrong with it."""
     await sign_in(http, "anna")

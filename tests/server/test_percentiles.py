@@ -47,11 +47,13 @@ def test_durations_are_said_as_people_do() -> None:
 def test_lines_have_gaps_and_a_table() -> None:
     """What is apart is drawn apart, a lone point as a dot; the table has what there is."""
     values = [1.0, 2.0, math.nan, 3.0, math.nan]
-    chart = lines("Took", 0, [Series("p50", "p50", values)], "p50 2 ms")
-    assert chart.svg.count("<polyline") == 2
+    chart = lines("Took", 0, [Series("p50", "p50", values)], ["p50 2 ms"])
+    assert chart.svg.count("<polyline") == chart.svg.count("<circle") == 1
+    assert chart.legend == [("p50", "p50 2 ms")]
     assert chart.rows == [["00:03", "3 ms"], ["00:01", "2 ms"], ["00:00", "1 ms"]]
-    empty = lines("Took", 0, [Series("p50", "p50", [math.nan])], "none")
+    empty = lines("Took", 0, [Series("p50", "p50", [math.nan])], ["none"])
     assert "<polyline" not in empty.svg
+    assert "<circle" not in empty.svg
     assert empty.rows == []
 
 

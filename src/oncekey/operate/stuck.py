@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from oncekey._core.drive import Flow, arun, run
 from oncekey.abc import AsyncBrowsable, AsyncStore, Browsable, Store
 from oncekey.models import Entry, State
 from oncekey.operate.listing import Listing, check_browsable, listed
 
 __all__ = ["astuck", "stuck"]
+
+_BINDINGS: Final = ":signed messages"
+"""The end of scopes in which receivers bind a message to its id: claims that nobody ever ends."""
 
 
 def stuck(
@@ -58,6 +63,8 @@ def _stuck(
 ) -> Flow[Listing]:
     def wanted(entry: Entry, now: int) -> bool:
         record = entry.record
+        if entry.key.scope.label.endswith(_BINDINGS):
+            return False
         if record.state is not State.PENDING or scope not in (None, entry.key.scope.label):
             return False
         running = now - record.fence // 1000

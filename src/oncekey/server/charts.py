@@ -34,14 +34,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a template shows: the drawing, and the same as rows."""
+    """What a template shows: the drawing, its legend by look, and the same as rows."""
 
     title: str
-    note: str
+    legend: list[tuple[str, str]]
     svg: Markup
     headings: list[str]
     rows: list[list[str]]
-    series: list[Series]
 
 
 def per_minute(counts: Sequence[Count], kind: str, since: int, minutes: int) -> list[float]:
@@ -80,17 +79,18 @@ def bars(title: str, since: int, series: Sequence[Series]) -> Chart:
         for place in range(count - 1, -1, -1)
         if sums[place]
     ]
-    return _chart(title, "a minute, last hour", told, drawn, series, rows)
+    legend = [one.name for one in series] if len(series) > 1 else []
+    return _chart(title, legend, told, drawn, series, rows)
 
 
-def lines(title: str, since: int, series: Sequence[Series], told: str) -> Chart:
+def lines(title: str, since: int, series: Sequence[Series], legend: Sequence[str]) -> Chart:
     """A line for each series, of durations in milliseconds; it has gaps where a value is ``nan``.
 
     Args:
         title: What it shows.
         since: The first minute.
         series: The lines.
-        told: All of it in a few words, for who can't see it.
+        legend: What each line is, and its value over all of the time.
     """
     count = len(series[0].values)
     known = [value for one in series for value in one.values if not math.isnan(value)]
@@ -103,21 +103,27 @@ def lines(title: str, since: int, series: Sequence[Series], told: str) -> Chart:
             if not math.isnan(value):
                 x, y = _LEFT + (place + 0.5) * width, HEIGHT - _BOTTOM - value / top * room
                 points.append(f"{x:.1f},{y:.1f}")
-            elif points:  # a lone point is a dot: a line of no length with round ends
-                points = points * 2 if len(points) == 1 else points
-                drawn.append(f'<polyline class="{escape(one.look)}" points="{" ".join(points)}"/>')
+            elif points:
+                drawn.append(_line(one.look, points))
                 points = []
     rows = [
         [_clock(since, place), *(said(one.values[place]) for one in series)]
         for place in range(count - 1, -1, -1)
         if not math.isnan(series[0].values[place])
     ]
-    return _chart(title, told, told, drawn, series, rows)
+    return _chart(title, legend, ", ".join(legend), drawn, series, rows)
+
+
+def _line(look: str, points: list[str]) -> str:
+    if len(points) > 1:
+        return f'<polyline class="{escape(look)}" points="{" ".join(points)}"/>'
+    x, y = points[0].split(",")  # a minute by itself
+    return f'<circle class="{escape(look)}" cx="{x}" cy="{y}" r="3"/>'
 
 
 def _chart(
     title: str,
-    note: str,
+    legend: Sequence[str],
     told: str,
     drawn: list[str],
     series: Sequence[Series],
@@ -128,7 +134,9 @@ def _chart(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(summary)}" '
         f'class="chart">{"".join(drawn)}</svg>'
     )
-    return Chart(title, note, svg, ["Minute", *(one.name for one in series)], rows, list(series))
+    looks = [one.look for one in series]
+    explained = list(zip(looks, legend, strict=False))
+    return Chart(title, explained, svg, ["Minute", *(one.name for one in series)], rows)
 
 
 def _grid(half: str, top: str, room: float, since: int, count: int) -> str:

@@ -105,14 +105,14 @@ class Desk:
         """A page."""
         done = DONE.get(self.query("done"), "")
         number = self.query("n", 9)
-        told |= {
-            "person": self.session.person,
-            "csrf": self.session.csrf,
-            "nav": NAV,
-            "done": done.format(n=number if number.isdigit() else ""),
-            "path": self.request.url.path,
-        }
-        return render(template, status, **told)
+        done = done.format(n=number if number.isdigit() else "")
+        return render(template, status, **_frame(self.session), done=done, **told)
+
+    @property
+    def base(self) -> str:
+        """The gateway's own address, as people and providers reach it."""
+        public = self.gateway.settings.public_url
+        return (public or str(self.request.base_url)).rstrip("/")
 
     def sent(self) -> Form:
         """The form that was sent; of a ``do_`` handler there is one.
@@ -130,6 +130,13 @@ class Desk:
             path += ("&" if "?" in path else "?") + f"done={done}"
             path += "" if n is None else f"&n={n}"
         return RedirectResponse(path, 303)
+
+
+def _frame(session: Session | None) -> dict[str, Any]:
+    """What stands around a page; nothing for who is not signed in."""
+    if session is None:
+        return {}
+    return {"person": session.person, "csrf": session.csrf, "nav": NAV}
 
 
 def _storable(text: str) -> str:
@@ -179,6 +186,7 @@ def page(gateway: Gateway, path: str, handler: Handler, role: str = "read") -> R
     changes = handler.__name__.startswith("do_")
 
     async def serve(request: Request) -> Response:
+        session: Session | None = None
         try:
             session = await gateway.doorman.session(request.cookies.get(COOKIE, ""))
             if session is None:
@@ -196,36 +204,38 @@ def page(gateway: Gateway, path: str, handler: Handler, role: str = "read") -> R
                         403, "This form is not of this session: load the page again."
                     )
             return await handler(Desk(gateway, request, session, form))
-        except RefusedError as error:
-            return error_page(error.status, str(error), request)
-        except ApiError as error:
-            return error_page(error.status, str(error), request)
+        except (RefusedError, ApiError) as error:
+            return error_page(error.status, str(error), request, session)
         except (PolicyError, InvalidKeyError) as error:
-            return error_page(422, str(error), request)
+            return error_page(422, str(error), request, session)
         except StoreError as error:
             logger.warning("the dashboard can't reach the inbox: %s", error)
-            return error_page(503, "The inbox can't be reached right now.", request)
+            return error_page(503, "The inbox can't be reached right now.", request, session)
         except OncekeyError as error:
-            return error_page(409, str(error), request)
+            return error_page(409, str(error), request, session)
 
     return Route(f"{HOME}{path}", serve, methods=["POST" if changes else "GET"])
+
+
+def _asked_for(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _to_login(request: Request) -> Response:
     if request.headers.get("x-oncekey-live"):
         return Response(status_code=401)
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    back = f"?next={quote(wanted, safe='')}" if request.method == "GET" else ""
+    back = f"?next={quote(_asked_for(request), safe='')}" if request.method == "GET" else ""
     return RedirectResponse(f"{HOME}/login{back}", 303)
 
 
-def error_page(status: int, told: str, request: Request) -> Response:
+def error_page(
+    status: int, told: str, request: Request, session: Session | None = None
+) -> Response:
     """What went wrong, when, and a way on."""
-    at = datetime.now(UTC)
-    again = request.url.path if request.method == "GET" else HOME
-    return render(
-        "error.html", status, code=status, told=told, at=f"{at:%H:%M:%S} UTC", again=again
-    )
+    at = f"{datetime.now(UTC):%H:%M:%S} UTC"
+    again = _asked_for(request) if request.method == "GET" else HOME
+    around = {**_frame(session), "here": ""}
+    return render("error.html", status, code=status, told=told, at=at, again=again, **around)
 
 
 # Drawing

@@ -135,8 +135,7 @@ def _lifeline(found: EventDetail) -> list[Moment]:
 
 def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
     """What can be pasted elsewhere: each with its name."""
-    base = desk.gateway.settings.public_url.rstrip("/") or str(desk.request.base_url).rstrip("/")
-    api = f"{base}{HOME}/api/v1/events/{one.id}"
+    api = f"{desk.base}{HOME}/api/v1/events/{one.id}"
     bearer = '-H "Authorization: Bearer $ONCEKEY_TOKEN"'
     curl = f"curl -X POST {bearer} {shlex.quote(api + '/replay')}"
     fixture = (

@@ -58,6 +58,7 @@ async def events(desk: Desk) -> Response:
         saved=await saved_views(desk),
         more=more,
         first=not after,
+        base=desk.base,
         moment=await desk.gateway.inbox.now(),
         source=next(iter(desk.gateway.settings.sources.values()), None),
         can_replay=desk.session.person.may("operate"),

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oncekey.server.pages.desk import HOME, Desk, page
+from oncekey.server.pages.desk import Desk, page
 from oncekey.signatures.verdict import CODES
 
 if TYPE_CHECKING:
@@ -50,5 +50,5 @@ async def _told(desk: Desk, found: Any) -> dict[str, Any]:
         "rows": found.items,
         "more": f"{path}?after={quote(found.next)}" if found.next else "",
         "moment": await desk.gateway.inbox.now(),
-        "back": HOME,
+        "first": not desk.query("after"),
     }

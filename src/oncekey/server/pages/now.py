@@ -54,6 +54,7 @@ async def now(desk: Desk) -> Response:
         oldest=min((one["oldest_at"] for one in targets if one["oldest_at"]), default=None),
         latest=latest.items,
         moment=moment,
+        base=desk.base,
         can_send=desk.session.person.may("operate") and bool(sources),
     )
 
@@ -88,11 +89,9 @@ def _durations(title: str, counts: list[Count], kinds: Sequence[str], since: int
     found = by_minute(counts, kinds, since, MINUTES)
     series = [Series(f"p{percent}", f"p{percent}", found[percent]) for percent in PERCENTS]
     whole = span_view(counts, kinds)
-    told = ", ".join(
-        f"{name} {said(ms)}"
-        for name, ms in (("p50", whole["p50"]), ("p95", whole["p95"]), ("p99", whole["p99"]))
-    )
-    return lines(title, since, series, told)
+    values = (whole["p50"], whole["p95"], whole["p99"])
+    legend = [f"{one.name} {said(ms)}" for one, ms in zip(series, values, strict=True)]
+    return lines(title, since, series, legend)
 
 
 async def do_send_copies(desk: Desk) -> Response:

@@ -73,9 +73,8 @@ async def do_test(desk: Desk) -> Response:
 
 async def sources(desk: Desk) -> Response:
     """Who sends, and the address to give them."""
-    base = desk.gateway.settings.public_url.rstrip("/") or str(desk.request.base_url).rstrip("/")
     return desk.show(
-        "sources.html", here="sources", sources=await desk.gateway.source_views(), base=base
+        "sources.html", here="sources", sources=await desk.gateway.source_views(), base=desk.base
     )
 
 

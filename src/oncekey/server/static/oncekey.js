@@ -85,6 +85,7 @@ function tick(event) {
   const pill = $("fresh");
   if (pill && received > first.received) {
     pill.textContent = `${received - first.received} new`;
+    if ($("none-yet")) { location.reload(); return; }    // nothing is there that could shift
     if (pill.hidden) announce("There are new events");
     pill.hidden = false;
   }
