@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 SCOPE = Scope("once", "fork")
-HANG = 30  # seconds after which a child that hangs is ended; no test waits for it
+HANG = 120  # seconds after which a child that hangs is ended; no test waits for it
 
 
 def key(name: object) -> Key:
