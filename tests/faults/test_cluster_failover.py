@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tests.faults.test_redis_failover import load
+from tests.faults.under_load import load
 from tests.servers.redis import Server, eventually, make_server, synced
 
 from oncekey.errors import StoreUnavailableError

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.faults.under_load import load
 from tests.servers.fixtures_pg import eventually, sql
 from tests.servers.postgres import Postgres
 
-from oncekey.errors import StoreError, StoreUnavailableError
+from oncekey.errors import StoreUnavailableError
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 
@@ -73,58 +72,20 @@ def _url(primary: Postgres, standby: Postgres) -> str:
     return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
 
 
-class Load:
-    """Threads that claim and complete, and remember what they were told."""
-
-    def __init__(self, store: PostgresStore) -> None:
-        self.store = store
-        self.acknowledged: dict[str, bytes] = {}
-        self.errors: list[BaseException] = []
-        self.stop = threading.Event()
-        self.threads = [threading.Thread(target=self._work) for _ in range(4)]
-        for thread in self.threads:
-            thread.start()
-
-    def _work(self) -> None:
-        while not self.stop.is_set():
-            name, owner = os.urandom(8).hex(), os.urandom(16)
-            try:
-                won = self.store.claim(key(name), owner, b"f", TERMS)
-                if self.store.complete(key(name), owner, won.fence, owner, TERMS):
-                    self.acknowledged[name] = owner
-            except StoreError as error:
-                self.errors.append(error)
-                self.stop.wait(0.05)
-
-    def more(self, count: int) -> None:
-        target = len(self.acknowledged) + count
-        eventually(lambda: len(self.acknowledged) >= target, "more acknowledged work")
-
-    def end(self) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-
-
 def test_a_promoted_standby_is_found_and_has_all(pair: tuple[Postgres, Postgres]) -> None:
     """The primary is killed under load: the same store goes on at the standby, nothing is lost."""
     primary, standby = pair
     with PostgresStore(_url(primary, standby), timeout=3) as store:
         store.create_schema()
-        load = Load(store)
-        try:
-            load.more(50)
+        with load(store) as working:
+            working.more()
             assert primary.process is not None
             primary.process.send_signal(signal.SIGQUIT)  # immediate: as if the power had gone
             primary.process.wait()
             standby.control("promote")
-            load.more(50)
-        finally:
-            load.end()
-        assert {type(error) for error in load.errors if not error.retryable} == set()  # type: ignore[attr-defined]
-        for name, answer in load.acknowledged.items():
-            reply = store.claim(key(name), os.urandom(16), b"f", TERMS)
-            assert (reply.verdict, reply.answer) == (Verdict.REPLAY, answer)
+            working.more()
+        assert [error for error in working.errors if not error.retryable] == []
+        working.check()
 
 
 async def test_an_async_store_finds_a_promoted_standby(pair: tuple[Postgres, Postgres]) -> None:

@@ -140,16 +140,74 @@ class Relay:
         self.close()
 
 
-class Wire(Relay):
-    """One upstream connection for each client; counts, holds back and loses.
+class Line:
+    """A client's connection: its number, and whether its reply is to be lost."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.doomed = False
+
+
+class Carrier(Relay):
+    """One upstream connection for each client. Whoever derives from it looks at what passes."""
+
+    def __init__(self, url: str) -> None:
+        self.connections = 0
+        self.lost = 0
+        super().__init__(url)
+
+    def asked(self, line: Line, kind: bytes, data: bytes) -> None:
+        """A client has sent a message. Raise ``Hangup`` to lose it."""
+
+    async def answered(self, line: Line, kind: bytes, data: bytes) -> bool:
+        """The server has sent a message. False: it goes nowhere."""
+        if line.doomed and kind == b"Z":  # carried out and committed: now the network fails
+            self.lost += 1
+            raise Hangup
+        return not line.doomed
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass everything on, both ways."""
+        startup = await read_startup(reader, writer)
+        if struct.unpack("!i", startup[4:8])[0] == CANCEL_REQUEST:
+            await self._cancel(startup)
+        self.connections += 1
+        line = Line(self.connections)
+        server_reader, server_writer = await self.reach()
+        server_writer.write(startup)
+
+        async def back() -> None:
+            while True:
+                kind, data = await read_message(server_reader)
+                if await self.answered(line, kind, data):
+                    writer.write(data)
+                    await writer.drain()
+
+        async def there() -> None:
+            while True:
+                kind, data = await read_message(reader)
+                self.asked(line, kind, data)
+                server_writer.write(data)
+                await server_writer.drain()
+
+        both = [asyncio.ensure_future(back()), asyncio.ensure_future(there())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            server_writer.close()
+
+
+class Wire(Carrier):
+    """Counts, holds back and loses.
 
     A round trip is what a client sends up to and with a Sync, a Flush or a Query: then it waits.
     """
 
     def __init__(self, url: str) -> None:
         self.trips = 0
-        self.connections = 0
-        self.lost = 0
         self._lose = 0
         self._stranded = 0
         self._open: asyncio.Event | None = None
@@ -197,50 +255,18 @@ class Wire(Relay):
         yield found
         found.append(self.trips - before)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass everything on, both ways."""
-        startup = await read_startup(reader, writer)
-        if struct.unpack("!i", startup[4:8])[0] == CANCEL_REQUEST:
-            await self._cancel(startup)
-        self.connections += 1
-        number = self.connections
-        server_reader, server_writer = await self.reach()
-        server_writer.write(startup)
-        doomed = False
+    def asked(self, line: Line, kind: bytes, data: bytes) -> None:
+        """Count, and note whose reply is lost."""
+        if kind in (b"S", b"Q", b"H"):
+            self.trips += 1
+            if self._lose:
+                self._lose -= 1
+                line.doomed = True
 
-        async def back() -> None:
-            nonlocal doomed
-            while True:
-                kind, data = await read_message(server_reader)
-                if number <= self._stranded:
-                    continue
-                if self._open is not None:
-                    await self._open.wait()
-                if doomed:
-                    if kind == b"Z":  # carried out and committed: now the network fails
-                        self.lost += 1
-                        raise Hangup
-                    continue
-                writer.write(data)
-                await writer.drain()
-
-        async def there() -> None:
-            nonlocal doomed
-            while True:
-                kind, data = await read_message(reader)
-                if kind in (b"S", b"Q", b"H"):
-                    self.trips += 1
-                    if self._lose:
-                        self._lose -= 1
-                        doomed = True
-                server_writer.write(data)
-                await server_writer.drain()
-
-        both = [asyncio.ensure_future(back()), asyncio.ensure_future(there())]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            server_writer.close()
+    async def answered(self, line: Line, kind: bytes, data: bytes) -> bool:
+        """Hold it back where that was asked for."""
+        if line.number <= self._stranded:
+            return False
+        if self._open is not None:
+            await self._open.wait()
+        return await super().answered(line, kind, data)
