@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
+from oncekey.drivers._deadlines import to_driver
 from oncekey.errors import TransactionRefusedError
 
 __all__ = [
@@ -112,8 +113,13 @@ class DriverConnection:
 
     def _give_back(self) -> Calls[None]:
         close, self.close = self.close, None
-        if close is not None:
-            yield close, self.target
+        if close is None:
+            return
+        if to_driver(self.raw) == "psycopg":
+            # Its deadline is set on the connection itself, which is another's before this call
+            # ends. Nothing is asked of the server here.
+            self.raw = None
+        yield close, self.target
 
 
 def connection_of(
