@@ -19,7 +19,8 @@ pytest.importorskip("cryptography")
 
 from tests.cells import every
 from tests.signatures.cases import NOW
-from tests.signatures.schemes import ENDPOINT, JSON, NAMES, Scheme, scheme
+from tests.signatures.schemes import ENDPOINT, JSON, Scheme, scheme
+from tests.signatures.schemes import LONG_KNOWN as NAMES
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.adcp.signatures import adcp_provider

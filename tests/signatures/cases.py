@@ -8,6 +8,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from oncekey.signatures import CertificateCache, Provider, SignedRequest, provider, providers
+from oncekey.signatures.algorithms import SignatureKey
+from oncekey.testing import sample
+from oncekey.testing._keys import issued, keys_of
 
 NOW = 1_794_800_000.0
 URL = "https://example.com/webhooks?tenant=7"
@@ -20,9 +23,11 @@ OLD_HEX_KEY = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 CERT_URL = "https://api.paypal.com/v1/notifications/certs/CERT-360caa42-fca2a594-1d93a270"
 WEBHOOK_ID = "1JE4291016473214C"
 
-UNSIGNED_BODIES = ("paypal", "mailgun")
-SIGNS_URL = ("twilio", "square", "hubspot")
 OURS = [name for name, facts in providers().items() if not facts.factory]
+UNSIGNED_BODIES = tuple(name for name in OURS if providers()[name].unsigned)
+TOKENS = tuple(name for name in OURS if providers()[name].scheme == "token")
+NO_SECRET = tuple(name for name in OURS if providers()[name].scheme in ("paypal", "jwt", "sns"))
+SAMPLE_ID = "sample-1"
 
 
 class Case(NamedTuple):
@@ -97,6 +102,32 @@ CASES: dict[str, Case] = {
 }
 
 
+def case_of(name: str) -> Case:
+    """The case written above, or else the kit's own sample of the provider."""
+    if name in CASES:
+        return CASES[name]
+    if name not in _SAMPLED:
+        stable = make(name)
+        made = sample(stable, id=SAMPLE_ID, now=NOW)
+        in_header = bool(stable.event_id) and stable.event_id.startswith("header:")
+        kept = {one: value for one, value in dict(made.headers).items() if _is_event_s(stable, one)}
+        _SAMPLED[name] = Case(
+            made.body,
+            None if stable.batch else made.event_id,
+            kept,
+            SAMPLE_ID if in_header else None,
+        )
+    return _SAMPLED[name]
+
+
+_SAMPLED: dict[str, Case] = {}
+
+
+def _is_event_s(stable: Provider, header: str) -> bool:
+    """Whether a header of a sample is the event's own, and no part of its signature."""
+    return header.lower() in (stable.event_type or "").lower()
+
+
 class Keys(NamedTuple):
     """Key pairs, made once a run."""
 
@@ -118,8 +149,6 @@ def keys() -> Keys:
 
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-
-    from oncekey.testing._keys import issued
 
     def pem(key: Any) -> bytes:
         return key.private_bytes(
@@ -167,12 +196,9 @@ def _usual(name: str) -> Provider:
 
 
 def _make(name: str, options: dict[str, Any]) -> Provider:
-    given: dict[str, Any] = {"secret": SECRET}
-    if name in ("standard-webhooks", "svix"):
-        given = {"secret": WHSEC}
-    elif name.startswith("adyen"):
-        given = {"secret": HEX_KEY}
-    elif name == "discord":
+    facts = providers()[name]
+    given: dict[str, Any] = {"secret": _secrets(name)[0]}
+    if name == "discord":
         given = {"secret": keys().discord_public, "signing_key": keys().discord}
     elif name == "sendgrid":
         given = {"secret": keys().sendgrid_public, "signing_key": keys().sendgrid}
@@ -184,28 +210,63 @@ def _make(name: str, options: dict[str, Any]) -> Provider:
             "signing_key": keys().paypal,
             "cert_url": CERT_URL,
         }
+    elif name in NO_SECRET:
+        given = keys_of(name)
     if isinstance(options.get("fetch"), CertificateCache):
         del given["trust"]
     if name in UNSIGNED_BODIES:
         given["accept_unsigned"] = "body"
-    if name in SIGNS_URL:
+    if facts.scheme == "twilio" or "{url}" in facts.settings.get("signed", ""):
         given["allowed_hosts"] = "*"  # test_hosts.py has more
     return provider(name, **{**given, **options})
 
 
+def _secrets(name: str) -> tuple[str, str]:
+    """A secret of the provider's form, and another."""
+    facts = providers()[name]
+    if facts.scheme == "standard-webhooks":
+        return WHSEC, OLD_WHSEC
+    if facts.scheme == "adyen" or facts.settings.get("key") == "hex":
+        return HEX_KEY, OLD_HEX_KEY
+    return SECRET, OLD_SECRET
+
+
 def other(name: str) -> dict[str, Any]:
     """Options for the same provider with another secret."""
-    if name in ("standard-webhooks", "svix"):
-        return {"secret": OLD_WHSEC}
-    if name.startswith("adyen"):
-        return {"secret": OLD_HEX_KEY}
     if name == "discord":
         return {"secret": keys().other_discord}
     if name == "sendgrid":
         return {"secret": _public_pem(keys().other_sendgrid)}
     if name == "paypal":
         return {"webhook_id": "ANOTHERWEBHOOK"}
-    return {"secret": OLD_SECRET}
+    if providers()[name].scheme == "jwt":
+        return {"keys": {"oncekey-testing": _other_jwt_key(name)}}
+    if name == "aws-sns":
+        return {"signing_key": keys().paypal, **_other_certificate()}
+    return {"secret": _secrets(name)[1]}
+
+
+@cache
+def _other_certificate() -> dict[str, Any]:
+    years = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 2100)]
+    _, certificate, root = issued("sns.amazonaws.com", *years)
+    return {"fetch": lambda _url: certificate, "trust": root}
+
+
+def _other_jwt_key(name: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    if providers()[name].settings["algorithms"] == ["ES256"]:
+        return ec.derive_private_key(0xBEEF, ec.SECP256R1()).public_key()
+    public = rsa.generate_private_key(65537, 2048).public_key()
+    return SignatureKey("rsa-v1_5-sha256", public, {})
+
+
+def secret_of(name: str) -> Any:
+    """The secret that ``make`` passes."""
+    if name in ("discord", "sendgrid"):
+        return getattr(keys(), f"{name}_public")
+    return _secrets(name)[0]
 
 
 def _public_pem(private: bytes) -> bytes:
@@ -225,11 +286,11 @@ def signed(name: str) -> SignedRequest:
 
 @cache
 def _signed(name: str) -> SignedRequest:
-    case = CASES[name]
+    case = case_of(name)
     return make(name).sign("POST", URL, case.headers, case.body, now=NOW, event_id=case.send_id)
 
 
 def signature_headers(name: str, request: SignedRequest) -> list[str]:
     """The headers that signing added."""
-    given = {one.lower() for one in CASES[name].headers}
+    given = {one.lower() for one in case_of(name).headers}
     return [one for one in request.headers if one.lower() not in given]

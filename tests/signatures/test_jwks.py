@@ -345,7 +345,7 @@ def test_fetching_must_be_bounded(options: dict[str, Any]) -> None:
 
 def test_a_set_with_nothing_to_use_is_refused() -> None:
     """Keys for other uses may be in a set, but not only such."""
-    unfit = {"kid": "x", "kty": "EC", "crv": "P-384"}
+    unfit = {"kid": "x", "kty": "EC", "crv": "P-521"}
     assert has(KeySet({"keys": [unfit, jwk("a")]}), "a")
     with pytest.raises(PolicyError, match="supported kind"):
         KeySet({"keys": [unfit]})
@@ -391,9 +391,9 @@ def test_what_is_no_key_is_refused(value: Any) -> None:
 
 
 def test_curves_and_sizes_are_limited() -> None:
-    """Only P-256, and RSA of 2048 bits or more."""
-    with pytest.raises(ValueError, match="P-256"):
-        load_key(ec.generate_private_key(ec.SECP384R1()))
+    """Only P-256 and P-384, and RSA of 2048 bits or more."""
+    with pytest.raises(ValueError, match="P-256 or P-384"):
+        load_key(ec.generate_private_key(ec.SECP521R1()))
     with pytest.raises(ValueError, match="2048"):
         load_key(rsa.generate_private_key(65537, 1024))
 

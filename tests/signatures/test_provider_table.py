@@ -61,7 +61,7 @@ def test_an_event_is_remembered_longer_than_it_can_arrive(name: str) -> None:
     assert facts.retention >= 86_400
     assert facts.retention > facts.retry_seconds
     assert facts.retention > (facts.max_age or facts.tolerance or 0)
-    if facts.max_age is not None:
+    if facts.max_age is not None and facts.scheme != "jwt":  # each delivery has its own token
         assert facts.max_age >= facts.retry_seconds
 
 
@@ -84,7 +84,6 @@ def test_attributes_come_from_the_table(name: str) -> None:
     assert (maker.source, maker.checked, maker.notes) == (facts.source, "2026-11", facts.notes)
     assert 200 <= maker.ack.status < 300
     assert maker.batch == facts.batch
-    assert (maker.batch is not None) == (name in ("hubspot", "sendgrid", "adyen"))
 
 
 @pytest.mark.parametrize("name", [one for one in OURS if providers()[one].event_type])

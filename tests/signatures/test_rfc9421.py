@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.errors import BackendMismatchError, PolicyError
+from oncekey.signatures.algorithms import SignatureKey, load_key, sign_bytes, signature_is_right
 from oncekey.signatures.asking import run_checks
 from oncekey.signatures.base import SignedRequest
 from oncekey.signatures.delivery import Delivery, Headers
@@ -148,6 +149,72 @@ def test_parts_of_the_request_have_the_value_of_the_rfc(url: str, name: str, val
     assert component_value(delivery, Component(name)) == value
 
 
+PARAMETERS = (
+    "https://www.example.com/parameters?var=this%20is%20a%20big%0Amultiline%20value&"
+    "bar=with+plus+whitespace&fa%C3%A7ade%22%3A%20=something&twice=1&twice=2&none=&t=~"
+)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("var", "this%20is%20a%20big%0Amultiline%20value"),
+        ("bar", "with%20plus%20whitespace"),
+        ("fa%C3%A7ade%22%3A%20", "something"),
+        ("none", ""),
+        ("t", "%7E"),
+        ("twice", None),
+        ("missing", None),
+        ("VAR", None),
+    ],
+)
+def test_one_parameter_of_the_query(name: str, value: str | None) -> None:
+    """As section 2.2.8 has them; one that comes twice can't be covered."""
+    part = parse_signature_input(f'sig=("@query-param";name="{name}")')["sig"].components[0]
+    delivery = Delivery("GET", PARAMETERS, Headers({}), b"")
+    if value is None:
+        with pytest.raises(HeaderError):
+            component_value(delivery, part)
+    else:
+        assert component_value(delivery, part) == value
+    other = Component("@query-param", (("name", "bar"), ("req", True)))
+    with pytest.raises(HeaderError, match="one parameter"):
+        component_value(delivery, other)
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1, ec.SECP384R1])
+def test_a_query_parameter_that_must_be_covered(curve: Any) -> None:
+    """``covers`` names it; another value of it is a mismatch, a signature without it too little."""
+    private = ec.generate_private_key(curve())
+    given = {"allowed_hosts": "*", "signing_key": private, "key_id": "k"}
+    strict = rfc9421_provider(**given, covers=("@method", "@query-param;name=Id"), event_id=None)
+    lax = rfc9421_provider(**given, covers=("@method",), event_id=None)
+    request = strict.sign("POST", "https://a.example/?Id=7", {}, b"", now=THEN)
+
+    assert strict.verify(*request, now=THEN).code == "ok"
+    bent = request._replace(url="https://a.example/?Id=8")
+    assert strict.verify(*bent, now=THEN).code == "signature_mismatch"
+    less = lax.sign("POST", "https://a.example/?Id=7", {}, b"", now=THEN)
+    assert strict.verify(*less, now=THEN).code == "components_incomplete"
+
+
+def test_rsa_of_the_older_padding_is_for_keys_that_say_so() -> None:
+    """A key set's RS256 key is one; the same key without that word is for RSA-PSS."""
+    private = rsa.generate_private_key(65537, 2048)
+    numbers = private.public_key().public_numbers()
+    jwk = {"kty": "RSA", "kid": "k"}
+    for name, number in (("n", numbers.n), ("e", numbers.e)):
+        raw = number.to_bytes((number.bit_length() + 7) // 8, "big")
+        jwk[name] = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    older, usual = load_key({**jwk, "alg": "RS256"}), load_key(jwk)
+    signature = sign_bytes(SignatureKey("rsa-v1_5-sha256", private, {}), b"message")
+
+    assert (older.algorithm, usual.algorithm) == ("rsa-v1_5-sha256", "rsa-pss-sha512")
+    assert signature_is_right(older, b"message", signature)
+    assert not signature_is_right(older, b"another", signature)
+    assert not signature_is_right(usual, b"message", signature)
+
+
 def test_a_field_that_comes_twice_is_joined() -> None:
     """Values of one name are stripped and joined with a comma and a space."""
     headers = Headers([("Cache-Control", " max-age=60 "), ("cache-control", "\tmust-revalidate")])
@@ -160,7 +227,8 @@ def test_a_field_that_comes_twice_is_joined() -> None:
     "url, part",
     [
         (URL, Component("@status")),
-        (URL, Component("@query-param", (("name", "Pet"),))),
+        (URL, Component("@query-param", (("name", "Cat"),))),
+        (URL + "&x=%FF", Component("@query-param", (("name", "Pet"),))),
         (URL, Component("date", (("sf", True),))),
         (URL, Component("x-absent")),
         (URL, Component("x-broken")),

@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.signatures.hostile import Chooser, Hostile, check, hostile, seeded
-from tests.signatures.schemes import NAMES, scheme
+from tests.signatures.schemes import NAMES, TOKENS, scheme
 
 MANY = int(os.environ.get("ONCEKEY_FUZZ", "0"))
 DRAWN = min(MANY, 20_000) or 60
@@ -38,7 +38,7 @@ def drawn(draw: Any, name: str) -> Hostile:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *TOKENS])
 def test_hostile_deliveries_give_verdicts(name: str) -> None:
     """Drawn by Hypothesis, so that a failure comes out small."""
 
@@ -57,7 +57,7 @@ def test_hostile_deliveries_give_verdicts(name: str) -> None:
     run()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *TOKENS])
 def test_many_hostile_deliveries_give_verdicts(name: str) -> None:
     """Drawn by ``random``: the seed of a failure is in its message."""
     seed = random.SystemRandom().randrange(2**32) if MANY else 20261116
@@ -75,7 +75,7 @@ def test_many_hostile_deliveries_give_verdicts(name: str) -> None:
     assert 0 < codes.get("ok", 0) < SEEDED * 0.7, codes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *TOKENS])
 def test_no_stranger_is_taken_for_the_sender(name: str) -> None:
     """The same hostile deliveries, held against another secret: not one is genuine."""
     one = scheme(name)

@@ -29,6 +29,7 @@ __all__ = [
     "close_receiver",
     "cut_short",
     "deliver",
+    "methods_of",
     "missing",
     "receive",
     "settle",
@@ -56,6 +57,12 @@ _running: dict[asyncio.Task[WebhookResponse], AnyReceiver] = {}
 def missing(package: str, extra: str) -> ImportError:
     """What to raise where a framework can't be imported."""
     return ImportError(f"this adapter needs {package}: run pip install 'oncekey[{extra}]'")
+
+
+def methods_of(receiver: AnyReceiver) -> list[str]:
+    """POST; and GET, where the provider checks an endpoint by it."""
+    facts = getattr(receiver.provider, "facts", None)
+    return ["POST", "GET"] if getattr(facts, "greeting", None) else ["POST"]
 
 
 def cut_short(error: Exception) -> WebhookResponse:

@@ -72,6 +72,8 @@ def webhooks(receiver: AnyReceiver, path: str = "/webhook", **options: Any) -> w
     Example:
         >>> app.add_routes([webhooks(receiver, "/hooks/stripe")])  # doctest: +SKIP
     """
+    if len(_webhooks.methods_of(receiver)) > 1:
+        return web.route("*", path, webhook_handler(receiver), **options)
     return web.post(path, webhook_handler(receiver), **options)
 
 
@@ -89,6 +91,8 @@ def webhook_handler(receiver: AnyReceiver) -> Callable[[web.Request], Awaitable[
     """
 
     async def webhook(request: web.Request) -> web.Response:
+        if request.method not in _webhooks.methods_of(receiver):
+            return as_response(_webhooks.NOT_ALLOWED)
         return as_response(await receive_webhook(request, receiver))
 
     return webhook

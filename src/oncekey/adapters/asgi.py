@@ -35,6 +35,7 @@ from oncekey.adapters._webhooks import (
     close_receiver,
     cut_short,
     deliver,
+    methods_of,
     settle,
     webhook_lifespan,
 )
@@ -109,7 +110,8 @@ class WebhookApp:
             raise OncekeyError(f"WebhookApp serves http, not {scope['type']}")
 
     async def _answer(self, scope: ASGIScope, receive: Receive) -> WebhookResponse:
-        if scope["method"] != "POST":
+        method: str = scope["method"]
+        if method not in methods_of(self._receiver):
             return NOT_ALLOWED
         headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         declared = next((value for name, value in headers if name == b"content-length"), None)
@@ -120,7 +122,7 @@ class WebhookApp:
             )
         except ClientGoneError as error:
             return cut_short(error)  # if it is gone nobody reads it, but middleware wants some
-        return await deliver(self._receiver, "POST", request_url(scope), headers, body)
+        return await deliver(self._receiver, method, request_url(scope), headers, body)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] == "lifespan.startup":

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import quote, urlencode
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import NOT_ALLOWED, check_sync
+from oncekey.adapters._webhooks import NOT_ALLOWED, check_sync, methods_of
 from oncekey.adapters.wsgi import PATH_SAFE
 from oncekey.errors import InvalidRequestError
 from oncekey.http.answer import Answer, fields_of
@@ -93,7 +93,8 @@ def webhooks(receiver: WebhookReceiver) -> LambdaHandler:
 
     def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         request = _request(event)
-        found = receiver.receive(*request) if request.method == "POST" else NOT_ALLOWED
+        allowed = request.method in methods_of(receiver)
+        found = receiver.receive(*request) if allowed else NOT_ALLOWED
         return _answer(event, found.status, found.headers, found.body)
 
     return handler

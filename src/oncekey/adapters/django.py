@@ -53,6 +53,7 @@ from oncekey.adapters._webhooks import (
     check_sync,
     cut_short,
     deliver,
+    methods_of,
     missing,
 )
 from oncekey.errors import BackendMismatchError, PolicyError
@@ -155,7 +156,7 @@ def _delivery(
     request: Any, receiver: AnyReceiver
 ) -> tuple[str, str, RawHeaders, bytes] | WebhookResponse:
     """What the receiver is to get, or the answer to what it is not."""
-    if request.method != "POST":
+    if request.method not in methods_of(receiver):
         return NOT_ALLOWED
     try:
         settings = receiver.settings

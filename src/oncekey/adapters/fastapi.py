@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
-from oncekey.adapters._webhooks import AnyReceiver, missing, webhook_lifespan
+from oncekey.adapters._webhooks import AnyReceiver, methods_of, missing, webhook_lifespan
 from oncekey.errors import PolicyError
 from oncekey.http.asgi import IdempotencyMiddleware, LateMiddleware, claim_now
 from oncekey.http.entry import aready
@@ -113,7 +113,7 @@ def webhooks(
     router.add_api_route(
         path,
         webhook,
-        methods=["POST"],
+        methods=methods_of(receiver),
         name=name or f"{receiver.provider.name}-webhook",
         status_code=receiver.provider.ack.status,
         response_class=Response,

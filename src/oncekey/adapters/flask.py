@@ -37,7 +37,14 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import NOT_ALLOWED, answer_of, check_sync, cut_short, missing
+from oncekey.adapters._webhooks import (
+    NOT_ALLOWED,
+    answer_of,
+    check_sync,
+    cut_short,
+    methods_of,
+    missing,
+)
 from oncekey.adapters.wsgi import lost_body, request_headers, request_url
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer, fields_of
@@ -208,7 +215,7 @@ class Webhooks:
 
     def _route(self, app: Flask, rule: str) -> None:
         view = webhook_view(self._receivers[rule])
-        app.add_url_rule(rule, _endpoint(rule), view, methods=["POST"])
+        app.add_url_rule(rule, _endpoint(rule), view, methods=methods_of(self._receivers[rule]))
         _read_first(app, view, self._receivers[rule])
 
 
@@ -232,7 +239,7 @@ def webhooks(
     """
     view = webhook_view(receiver)
     found = Blueprint(name or _endpoint(path), __name__)
-    found.add_url_rule(path, view_func=view, methods=["POST"])
+    found.add_url_rule(path, view_func=view, methods=methods_of(receiver))
     found.record(lambda state: _read_first(state.app, view, receiver))
     return found
 
@@ -294,7 +301,7 @@ def receive_webhook(receiver: WebhookReceiver) -> WebhookResponse:
         OncekeyError: Other code has parsed the body before, and its bytes are lost.
     """
     check_sync(receiver, "Flask")
-    if request.method != "POST":
+    if request.method not in methods_of(receiver):
         return NOT_ALLOWED
     try:
         body = _raw_body(request, receiver)

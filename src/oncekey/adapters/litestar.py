@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from oncekey.http.options import SettingsOptions
 
 try:
-    from litestar import MediaType, Request, Response, post
+    from litestar import HttpMethod, MediaType, Request, Response, post, route
     from litestar.connection import ASGIConnection
     from litestar.exceptions import InternalServerException
     from litestar.handlers import HTTPRouteHandler
@@ -81,6 +81,8 @@ def webhooks(receiver: AnyReceiver, path: str = "/webhook", **options: Any) -> H
     async def webhook(request: Request[Any, Any, Any]) -> Response[bytes]:
         return as_response(await receive_webhook(request, receiver))
 
+    if len(methods := _webhooks.methods_of(receiver)) > 1:
+        return route(path, http_method=[HttpMethod(one) for one in methods], **given)(webhook)
     return post(path, **given)(webhook)
 
 

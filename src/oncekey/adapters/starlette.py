@@ -81,7 +81,7 @@ def webhooks(receiver: AnyReceiver, path: str = "/webhook", *, name: str | None 
     Example:
         >>> app = Starlette(routes=[webhooks(receiver, "/hooks")])  # doctest: +SKIP
     """
-    return Route(path, WebhookApp(receiver), methods=["POST"], name=name)
+    return Route(path, WebhookApp(receiver), methods=_webhooks.methods_of(receiver), name=name)
 
 
 def webhook_route(path: str, receiver: AnyReceiver, *, name: str | None = None) -> Route:

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Final, Unpack
 from urllib.parse import quote, unquote_to_bytes
 
 from oncekey.abc import Store
-from oncekey.adapters._webhooks import NOT_ALLOWED, answer_of, check_sync, cut_short
+from oncekey.adapters._webhooks import (
+    NOT_ALLOWED,
+    answer_of,
+    check_sync,
+    cut_short,
+    methods_of,
+)
 from oncekey.errors import OncekeyError
 from oncekey.http.body import ClientGoneError, wsgi_body
 from oncekey.http.entry import ready
@@ -74,7 +80,7 @@ class WebhookApp:
 
     def _answer(self, environ: WSGIEnvironment) -> WebhookResponse:
         method = environ["REQUEST_METHOD"]
-        if method != "POST":
+        if method not in methods_of(self.receiver):
             return NOT_ALLOWED
         try:
             settings = self.receiver.settings

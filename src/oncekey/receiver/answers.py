@@ -16,7 +16,7 @@ from oncekey.errors import (
     StoreError,
 )
 from oncekey.receiver.events import WebhookResponse
-from oncekey.signatures.base import Provider, UnreadableError
+from oncekey.signatures.base import Ack, Provider, UnreadableError
 from oncekey.signatures.verdict import Verdict
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Outcome",
     "answer_to",
     "failed",
+    "greeted",
     "malformed",
     "refused",
     "rejected",
@@ -131,6 +132,17 @@ def rejected(
     body = json.dumps({"error": code, "message": message}).encode()
     fields = {"Content-Type": "application/json", **(headers or {})}
     return WebhookResponse(status, fields, body, outcome, code)
+
+
+def greeted(ack: Ack | None) -> WebhookResponse:
+    """The answer to a GET request: to the provider's check of the endpoint, or to anything else."""
+    if ack is None:
+        return rejected(
+            403, "verify_token", "no check of this endpoint, or with another token than was agreed"
+        )
+    # Nobody's browser is to make anything of what a stranger has sent back to itself.
+    headers = {"Content-Type": ack.content_type, "X-Content-Type-Options": "nosniff"}
+    return WebhookResponse(ack.status, headers, ack.body, "ignored", "handshake")
 
 
 def refused(provider: Provider, verdict: Verdict) -> WebhookResponse:

@@ -34,6 +34,7 @@ from oncekey.receiver.answers import (
     UNAVAILABLE_RETRY,
     Outcome,
     answer_to,
+    greeted,
     rejected,
     taken,
 )
@@ -150,6 +151,7 @@ class Decisions:
         self._usual: dict[Outcome, tuple[int, dict[str, str], bytes, str]] = {}
         self._events = provider.events if is_ours(provider, "items") else self._listed
         self._tests_are_ours = is_ours(provider, "handshake")
+        self._greets = bool(getattr(getattr(provider, "facts", None), "greeting", None))
         self.has_tests = bool(
             provider.facts.handshake if self._tests_are_ours else hasattr(provider, "handshake")
         )
@@ -157,7 +159,12 @@ class Decisions:
     # Before the signature
 
     def refuse_unread(self, delivery: Delivery) -> WebhookResponse | None:
-        """The answer to what is too large or of another type; nothing of it is looked at."""
+        """The answer to what is too large or of another type; nothing of it is looked at.
+
+        And to a GET, by which some providers check an endpoint.
+        """
+        if delivery.method == "GET" and self._greets:
+            return greeted(self.provider.greeting(delivery.url))
         if len(delivery.body) > self.settings.max_body_bytes:
             most = self.settings.max_body_bytes
             return rejected(413, "body_too_large", f"at most {most} bytes are taken")

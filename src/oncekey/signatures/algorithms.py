@@ -13,9 +13,23 @@ from oncekey.signatures.keypairs import load_key as load_pem
 from oncekey.signatures.keypairs import need_cryptography
 from oncekey.signatures.parsing import decode
 
-__all__ = ["ALGORITHMS", "SignatureKey", "load_key", "sign_bytes", "signature_is_right"]
+__all__ = [
+    "ALGORITHMS",
+    "JOSE_NAMES",
+    "SignatureKey",
+    "load_key",
+    "sign_bytes",
+    "signature_is_right",
+]
 
-ALGORITHMS: Final = ("ed25519", "ecdsa-p256-sha256", "rsa-pss-sha512", "hmac-sha256")
+ALGORITHMS: Final = (
+    "ed25519",
+    "ecdsa-p256-sha256",
+    "ecdsa-p384-sha384",
+    "rsa-pss-sha512",
+    "rsa-v1_5-sha256",
+    "hmac-sha256",
+)
 """The algorithms of RFC 9421 that are supported."""
 
 
@@ -38,12 +52,18 @@ class SignatureKey(NamedTuple):
 
 
 _SECRET_MEMBERS: Final = frozenset({"k", "d", "p", "q", "dp", "dq", "qi", "oth"})
-_JWK_ALGORITHMS: Final = {  # kty, crv -> RFC 9421's name, JOSE's name
-    ("OKP", "Ed25519"): ("ed25519", "EdDSA"),
-    ("EC", "P-256"): ("ecdsa-p256-sha256", "ES256"),
-    ("RSA", None): ("rsa-pss-sha512", "PS512"),
-    ("oct", None): ("hmac-sha256", "HS256"),
+_JWK_ALGORITHMS: Final = {  # kty, crv -> RFC 9421's names and JOSE's, the usual one first
+    ("OKP", "Ed25519"): {"ed25519": "EdDSA"},
+    ("EC", "P-256"): {"ecdsa-p256-sha256": "ES256"},
+    ("EC", "P-384"): {"ecdsa-p384-sha384": "ES384"},
+    ("RSA", None): {"rsa-pss-sha512": "PS512", "rsa-v1_5-sha256": "RS256"},
+    ("oct", None): {"hmac-sha256": "HS256"},
 }
+JOSE_NAMES: Final = {
+    name: jose for names in _JWK_ALGORITHMS.values() for name, jose in names.items()
+}
+"""What JSON Web Tokens call each algorithm."""
+_CURVES: Final = {"ecdsa-p256-sha256": 32, "ecdsa-p384-sha384": 48}  # bytes of a coordinate
 
 
 def load_key(value: object, *, private: bool = False) -> SignatureKey:
@@ -77,11 +97,13 @@ def _load_jwk(jwk: Mapping[str, Any], *, private: bool) -> SignatureKey:
     # Values of any type may stand there, and a list has no hash.
     names = next((names for known, names in _JWK_ALGORITHMS.items() if known == kind), None)
     if names is None:
-        raise ValueError("a JSON Web Key of no supported kind; use Ed25519 or P-256")
-    algorithm, jose = names
+        raise ValueError("a JSON Web Key of no supported kind; use Ed25519, P-256, P-384 or RSA")
     given = jwk.get("alg")
-    if given is not None and given != jose and given != algorithm:
-        raise ValueError(f"a JSON Web Key whose alg does not fit its kind, which is {jose}")
+    fitting = [name for name, jose in names.items() if given in (None, name, jose)]
+    if not fitting:
+        several = " or ".join(names.values())
+        raise ValueError(f"a JSON Web Key whose alg does not fit its kind, which is {several}")
+    algorithm = fitting[0]
     shown = {name: member for name, member in jwk.items() if name not in _SECRET_MEMBERS}
     return SignatureKey(algorithm, _material(algorithm, jwk, private=private), shown)
 
@@ -111,10 +133,11 @@ def _material(algorithm: str, jwk: Mapping[str, Any], *, private: bool) -> Any:
         if private:
             return ed25519.Ed25519PrivateKey.from_private_bytes(octets("d", 32))
         return ed25519.Ed25519PublicKey.from_public_bytes(octets("x", 32))
-    if algorithm == "ecdsa-p256-sha256":
+    if size := _CURVES.get(algorithm):
+        curve = ec.SECP256R1() if size == 32 else ec.SECP384R1()
         if private:
-            return ec.derive_private_key(number("d", 32), ec.SECP256R1())
-        numbers = ec.EllipticCurvePublicNumbers(number("x", 32), number("y", 32), ec.SECP256R1())
+            return ec.derive_private_key(number("d", size), curve)
+        numbers = ec.EllipticCurvePublicNumbers(number("x", size), number("y", size), curve)
         return numbers.public_key()
     if private:
         raise ValueError("pass an RSA key to sign with as a key object of cryptography")
@@ -131,7 +154,9 @@ def _algorithm_of(material: object) -> str:
     if isinstance(material, (ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey)):
         if isinstance(material.curve, ec.SECP256R1):
             return "ecdsa-p256-sha256"
-        raise ValueError("an elliptic curve key must be of P-256")
+        if isinstance(material.curve, ec.SECP384R1):
+            return "ecdsa-p384-sha384"
+        raise ValueError("an elliptic curve key must be of P-256 or P-384")
     if isinstance(material, (rsa.RSAPublicKey, rsa.RSAPrivateKey)):
         _fit_rsa(material)
         return "rsa-pss-sha512"
@@ -152,20 +177,19 @@ def signature_is_right(key: SignatureKey, message: bytes, signature: bytes) -> b
     if key.algorithm == "hmac-sha256":
         return hmac.compare_digest(hmac.digest(key.material, message, "sha256"), signature)
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, utils
 
     public = key.material.public_key() if hasattr(key.material, "public_key") else key.material
     try:
         if key.algorithm == "ed25519":
             public.verify(signature, message)
-        elif key.algorithm == "ecdsa-p256-sha256":
-            if len(signature) != 64:  # r and s, 32 bytes each; not DER
+        elif size := _CURVES.get(key.algorithm):
+            if len(signature) != 2 * size:  # r and s, of one size; not DER
                 return False
-            r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
-            public.verify(utils.encode_dss_signature(r, s), message, ec.ECDSA(hashes.SHA256()))
+            r, s = (int.from_bytes(half, "big") for half in (signature[:size], signature[size:]))
+            public.verify(utils.encode_dss_signature(r, s), message, ec.ECDSA(_hash(size)))
         else:
-            public.verify(signature, message, _pss(), hashes.SHA512())
+            public.verify(signature, message, *_rsa(key.algorithm))
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -179,22 +203,29 @@ def sign_bytes(key: SignatureKey, message: bytes) -> bytes:
     """
     if key.algorithm == "hmac-sha256":
         return hmac.digest(key.material, message, "sha256")
-    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, utils
 
     if not hasattr(key.material, "sign"):
         raise ValueError("a public key can't sign: pass the private one")
     if key.algorithm == "ed25519":
         return cast("bytes", key.material.sign(message))
-    if key.algorithm == "ecdsa-p256-sha256":
-        der = key.material.sign(message, ec.ECDSA(hashes.SHA256()))
+    if size := _CURVES.get(key.algorithm):
+        der = key.material.sign(message, ec.ECDSA(_hash(size)))
         r, s = utils.decode_dss_signature(der)
-        return int(r).to_bytes(32, "big") + int(s).to_bytes(32, "big")
-    return cast("bytes", key.material.sign(message, _pss(), hashes.SHA512()))
+        return int(r).to_bytes(size, "big") + int(s).to_bytes(size, "big")
+    return cast("bytes", key.material.sign(message, *_rsa(key.algorithm)))
 
 
-def _pss() -> Any:
+def _hash(size: int) -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return hashes.SHA256() if size == 32 else hashes.SHA384()
+
+
+def _rsa(algorithm: str) -> tuple[Any, Any]:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import padding
 
-    return padding.PSS(padding.MGF1(hashes.SHA512()), 64)
+    if algorithm == "rsa-v1_5-sha256":
+        return padding.PKCS1v15(), hashes.SHA256()
+    return padding.PSS(padding.MGF1(hashes.SHA512()), 64), hashes.SHA512()

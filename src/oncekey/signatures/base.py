@@ -6,9 +6,7 @@ import functools
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from oncekey.errors import InvalidKeyError, PolicyError
@@ -21,7 +19,8 @@ from oncekey.signatures.delivery import (
     put_header,
 )
 from oncekey.signatures.event_fields import EventField, event_field, value_at
-from oncekey.signatures.handshakes import Ack, answer_to
+from oncekey.signatures.facts import DAY, Facts
+from oncekey.signatures.handshakes import Ack, answer_to, greeting_to
 from oncekey.signatures.options import Secrets, as_bytes, as_secrets, check_accepted
 from oncekey.signatures.parsing import MAX_URL, Rejection, check_clock, json_body
 from oncekey.signatures.verdict import OK, Item, Verdict, VerifiedWebhookSender
@@ -40,7 +39,6 @@ __all__ = [
     "put_header",
 ]
 
-DAY: Final = 86_400
 MAX_BATCH: Final = 10_000
 _AS_DOCUMENTED: Final = "as the provider documents it"
 _USABLE: Final = "send text of 1 to 255 characters without a NUL, or a whole number"
@@ -60,45 +58,6 @@ class Proof(NamedTuple):
     message: bytes
     timestamp: float | None = None
     payload: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of a provider: data, with its source and date. See ``providers.toml``."""
-
-    name: str
-    title: str
-    scheme: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    secret: str = "the signing secret"  # noqa: S105 - what to pass, not a secret
-    event_id: str | None = None
-    event_type: str | None = None
-    batch: str | None = None
-    signed_id: Mapping[str, str] = field(default_factory=dict)
-    unsigned: Mapping[str, str] = field(default_factory=dict)
-    handshake: Sequence[Mapping[str, Any]] = ()
-    tolerance: float | None = None
-    max_age: float | None = None
-    retry_seconds: int = 0
-    retries: str = ""
-    retry_schedule: Mapping[str, Any] = field(default_factory=dict)
-    retry_status: int = 500
-    retry_after_most: int | None = None
-    redelivery_seconds: int = 0
-    redelivery: str = ""
-    timeout_seconds: float | None = None
-    retention_seconds: int = 0
-    ack: Mapping[str, Any] = field(default_factory=dict)
-    factory: str = ""
-    source: str = ""
-    checked: str = ""
-    notes: str = ""
-
-    @property
-    def retention(self) -> int:
-        """Seconds to remember an event: a day longer than anybody can have it sent again."""
-        longest = max(self.retry_seconds, self.redelivery_seconds)
-        return self.retention_seconds or longest + DAY
 
 
 class Provider(ABC):
@@ -137,12 +96,16 @@ class Provider(ABC):
         *,
         account: str = "",
         accept_unsigned: str = "",
+        verify_token: str = "",
         tolerance: float | None = None,
         event_id: str | None = _AS_DOCUMENTED,
         event_type: str | None = _AS_DOCUMENTED,
         batch: str | None = _AS_DOCUMENTED,
     ) -> None:
         check_accepted(facts, accept_unsigned)
+        if verify_token and "token" not in facts.greeting:
+            raise PolicyError(f"{facts.title} sends no token by GET: leave verify_token= out")
+        self._verify_token = verify_token
         self.facts = facts
         self.name = facts.name
         self.title = facts.title
@@ -258,7 +221,8 @@ class Provider(ABC):
         field = self._id_field
         if self.batch:
             payload = self._payload(delivery, proof)
-            items = self._items(delivery.headers, payload)
+            if not self._is_handshake(delivery, proof):
+                items = self._items(delivery.headers, payload)
         elif field is not None:
             if field.in_body:
                 payload = json_body(delivery.body) if payload is None else payload
@@ -368,13 +332,25 @@ class Provider(ABC):
         if not rules:
             return None
         try:
-            return answer_to(json_body(body) if payload is None else payload, rules)
+            return answer_to(
+                json_body(body) if payload is None else payload, rules, self._keyed_hash
+            )
         except Rejection:
             return None
 
+    def greeting(self, url: str) -> Ack | None:
+        """The answer to a GET request by which the provider checks the endpoint, if it is one."""
+        return greeting_to(url, self.facts.greeting, self._verify_token)
+
+    def _keyed_hash(self, text: str) -> str:
+        """The hex of ``text`` under the secret, for checks of the endpoint that ask for it."""
+        raise PolicyError(f"{self.name} has no secret to hash by")
+
     def _is_handshake(self, delivery: Delivery, proof: Proof) -> bool:
         rules = self.facts.handshake
-        return bool(rules) and answer_to(self._payload(delivery, proof), rules) is not None
+        if not rules:
+            return False
+        return answer_to(self._payload(delivery, proof), rules, self._keyed_hash) is not None
 
     # --- sign ------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import ssl
 import threading
 import time
@@ -28,9 +29,11 @@ _HUNG_SECONDS: Final = 60  # a fetch that takes longer is given up, and may be m
 _OFTEN: Final = 3
 _NAMES_COUNTED: Final = 256
 _NO_SUCH: Final = (404, 410)
-# Who issues PayPal's certificates, for one that comes without its issuer's. What lies there is
-# believed only as part of a chain.
-_ISSUERS: Final = "http://cacerts.digicert.com/"
+# Who issues PayPal's and SNS's certificates, for one that comes without its issuer's. What lies
+# there is believed only as part of a chain.
+_ISSUERS: Final = re.compile(
+    r"http://(?:cacerts\.digicert\.com|crt\.[a-z0-9]{1,16}\.amazontrust\.com)/[\w.-]{1,128}"
+)
 
 Fetch = Callable[[str], bytes]
 
@@ -70,7 +73,7 @@ class Certificate(NamedTuple):
 
 
 class UntrustedError(ValueError):
-    """A certificate that is none of PayPal's: fetching it again would change nothing."""
+    """A certificate that is none of the sender's: fetching it again would change nothing."""
 
 
 def read_certificate(pem: bytes, name: str, trusted: Any, fetch: Fetch) -> Certificate:
@@ -129,7 +132,7 @@ def _issuer_url(certificate: Any) -> str:
         for one in found.value
         if one.access_method == AuthorityInformationAccessOID.CA_ISSUERS
     ]
-    return next((one for one in places if one.startswith(_ISSUERS)), "")
+    return next((one for one in places if _ISSUERS.fullmatch(one)), "")
 
 
 def _any_form(raw: bytes) -> Any:
@@ -143,8 +146,10 @@ def _any_form(raw: bytes) -> Any:
 
 
 def signer_of(url: str) -> str:
-    """The host that PayPal's certificates are made out to, for one that lies at ``url``."""
+    """The host that a certificate is made out to which lies at ``url``: PayPal's, or SNS's."""
     host = urlsplit(url).hostname or ""
+    if host.startswith("sns."):
+        return host if host.endswith(".cn") else "sns.amazonaws.com"
     middle = "sandbox." if host.endswith(".sandbox.paypal.com") else ""
     return f"messageverificationcerts.{middle}paypal.com"
 

@@ -54,6 +54,8 @@ class HmacProvider(Provider):
     ``header``              name, or names, of the header with the signature
     ``prefix``              what stands before the signature, such as ``sha256=``
     ``form``                instead: ``t={timestamp},v1={signature}``, several signatures allowed
+    ``list``                what stands between several signatures in one header, such as ``,``
+    ``every_header``        each of the named headers that is there has a signature
     ``encoding``            ``hex`` (default), ``hex-upper``, ``base64`` or ``base64url``
     ``algorithm``           ``sha256`` (default), ``sha1``, ``sha384`` or ``sha512``
     ``signed``              template of ``{timestamp} {body} {method} {url} {id}``
@@ -70,6 +72,7 @@ class HmacProvider(Provider):
     KNOWN: ClassVar[frozenset[str]] = frozenset(
         {
             *("header", "prefix", "form", "encoding", "algorithm", "signed", "timestamp_header"),
+            *("list", "every_header"),
             *(
                 "timestamp_path",
                 "timestamp_fallback",
@@ -97,6 +100,8 @@ class HmacProvider(Provider):
         self._superseded: str = dress.get("superseded", "")
         self._prefix: str = dress.get("prefix", "")
         self._form: str = dress.get("form", "")
+        self._between: str = dress.get("list", "")
+        self._every: bool = dress.get("every_header", False)
         self._encoding: str = dress.get("encoding", "hex")
         self._algorithm: str = dress.get("algorithm", "sha256")
         self._template: tuple[str, ...] = tuple(_FIELD.split(dress.get("signed", "{body}")))
@@ -162,11 +167,7 @@ class HmacProvider(Provider):
             raise
         stamp: str | None = None
         if self._pairs is None:
-            if not value.startswith(self._prefix):
-                raise Rejection(
-                    "header_malformed", f"{self._names[0]} must start with {self._prefix}"
-                )
-            texts = [value[len(self._prefix) :]]
+            texts = self._without_prefix(self._several_values(delivery.headers, value))
         else:
             stamp, texts = self._split_pairs(value, *self._pairs)
         # Each entry on its own: one that is malformed, or of a scheme to come, voids no other.
@@ -182,6 +183,22 @@ class HmacProvider(Provider):
                 f"{_MOST_SIGNATURES} of them",
             )
         return stamp, fitting
+
+    def _several_values(self, headers: Headers, first: str) -> list[str]:
+        """Every signature that came: one, unless the provider sends lists, or several headers."""
+        if self._every:
+            return [one_header(headers, name) for name in self._names if name in headers]
+        if self._between:
+            return [one.strip(" \t") for one in first.split(self._between)]
+        return [first]
+
+    def _without_prefix(self, values: list[str]) -> list[str]:
+        """What follows the prefix. Others of a list are of a scheme to come: ignored."""
+        size = len(self._prefix)
+        texts = [value[size:] for value in values if value.startswith(self._prefix)]
+        if not texts:
+            raise Rejection("header_malformed", f"{self._names[0]} must start with {self._prefix}")
+        return texts
 
     def _split_pairs(
         self, value: str, stamp_name: str, separator: str, signature_name: str
@@ -245,6 +262,9 @@ class HmacProvider(Provider):
         if isinstance(stamp, int) and not isinstance(stamp, bool) and 0 <= stamp < 10**15:
             stamp = str(stamp)
         return seconds_since_1970(stamp, self._unit)
+
+    def _keyed_hash(self, text: str) -> str:
+        return hmac.digest(self._keys[0], text.encode(), self._algorithm).hex()
 
     # --- sign ------------------------------------------------------------------------------
 

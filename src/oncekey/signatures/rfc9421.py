@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, NoReturn
+from urllib.parse import parse_qsl, quote, unquote
 
 from oncekey.errors import PolicyError
 from oncekey.signatures.algorithms import (
@@ -95,6 +96,8 @@ def component_value(delivery: Delivery, component: Component) -> str:
         HeaderError: It has none, or is not supported.
     """
     name, url = component.name, delivery.url
+    if name == "@query-param":
+        return _query_param(url, component.params)
     if component.params:
         raise HeaderError("components with parameters are not supported")
     if not name.startswith("@"):
@@ -118,6 +121,35 @@ def component_value(delivery: Delivery, component: Component) -> str:
     if name not in values:
         raise HeaderError("a covered component is not supported")
     return values[name]
+
+
+def _query_param(url: str, params: tuple[tuple[str, Value], ...]) -> str:
+    """The value of one parameter of the query, encoded anew so that all write it alike."""
+    given = dict(params)
+    name = given.pop("name", None)
+    if given or not isinstance(name, str) or len(url) > MAX_URL:
+        raise HeaderError("@query-param has one parameter, name")
+    query = url.partition("#")[0].partition("?")[2]
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=1000)
+    except ValueError:
+        raise HeaderError("the query is not UTF-8, or has too many parameters") from None
+    found = [value for key, value in pairs if key == unquote(name)]
+    if len(found) != 1:  # more than one may not be covered, as nobody can tell which is
+        raise HeaderError("a parameter of the query is missing, or there twice")
+    return quote(found[0], safe="*-._").replace("~", "%7E")
+
+
+def component_of(text: str) -> Component:
+    """A covered part as ``covers`` names it: ``@method``, or ``@query-param;name=id``."""
+    name, parameter, value = text.partition(";name=")
+    params = (("name", value.strip('"')),) if parameter else ()
+    return Component(name.lower(), params)
+
+
+def _lowered(part: str) -> str:
+    name, parameter, value = part.partition(";name=")
+    return name.lower() + parameter + value  # of the query's own names, the letter case counts
 
 
 def content_digest(body: bytes) -> str:
@@ -259,7 +291,7 @@ class RFC9421Provider(AskingProvider):
             params["alg"] = self.signing_key.algorithm
         if self._tag is not None:
             params["tag"] = self._tag
-        covered = SignatureInput(tuple(map(Component, self._covers)), params)
+        covered = SignatureInput(tuple(map(component_of, self._covers)), params)
         return sign_request(self, request, self._label or "sig1", covered, self._value_of, "base64")
 
     def _value_of(self, delivery: Delivery, component: Component) -> str:
@@ -325,7 +357,7 @@ class RFC9421Provider(AskingProvider):
             _reject("header_malformed")
         if self._tag is not None and params.get("tag") != self._tag:
             _reject("tag_mismatch")
-        if not {Component(name) for name in self._covers} <= set(covered.components):
+        if not {component_of(name) for name in self._covers} <= set(covered.components):
             _reject("components_incomplete")
         return str(key_id), float(created)
 
@@ -367,7 +399,8 @@ def rfc9421_provider(
             ``oncekey.signatures.jwks``.
         signing_key: The key that ``sign`` signs with.
         key_id: Its id.
-        covers: What a signature must cover. Without ``content-digest`` the body is not protected.
+        covers: What a signature must cover; one parameter of the query is written
+            ``@query-param;name=id``. Without ``content-digest`` the body is not protected.
         label: Which signature counts. ``None``: there must be exactly one.
         algorithms: Which algorithms are allowed.
         tag: What a signature must be tagged with, if anything.
@@ -397,7 +430,7 @@ def rfc9421_provider(
     signer = load_signing_key(signing_key, key_id)
     if keys is None and signer is None:
         raise PolicyError("pass keys= to verify with, or signing_key= to sign with")
-    chosen, required = tuple(algorithms), tuple(part.lower() for part in covers)
+    chosen, required = tuple(algorithms), tuple(_lowered(part) for part in covers)
     if not chosen or not set(chosen) <= set(ALGORITHMS):
         raise PolicyError(f"algorithms must be some of {', '.join(ALGORITHMS)}")
     if not max_age > 0 or not skew >= 0:

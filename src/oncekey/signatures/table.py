@@ -1,6 +1,7 @@
 """``provider("stripe", secret=...)``: every provider that is known, from one table.
 
-The table is ``providers.toml``: facts with their source and date, and no code.
+The table is ``providers.toml`` and what goes on in the files beside it: facts with their source and
+date, and no code.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from oncekey.signatures.base import Facts, Provider, Secrets
 
 __all__ = ["provider", "providers"]
 
+TABLES: Final = ("providers.toml", "providers_tools.toml", "providers_business.toml")
 SCHEMES: Final = MappingProxyType(
     {
         "hmac": "oncekey.signatures.hmac_schemes:HmacProvider",
+        "token": "oncekey.signatures.token:TokenProvider",
+        "jwt": "oncekey.signatures.jwt:JwtProvider",
+        "sns": "oncekey.signatures.sns:SnsProvider",
         "standard-webhooks": "oncekey.signatures.standard_webhooks:StandardWebhooksProvider",
         "twilio": "oncekey.signatures.twilio:TwilioProvider",
         "paypal": "oncekey.signatures.paypal:PayPalProvider",
@@ -35,8 +40,11 @@ SCHEMES: Final = MappingProxyType(
 @cache
 def providers() -> dict[str, Facts]:
     """What is known of every provider, by name, in the order of the table."""
-    text = files("oncekey.signatures").joinpath("providers.toml").read_text("utf-8")
-    return {name: Facts(name=name, **row) for name, row in tomllib.loads(text).items()}
+    found: dict[str, Facts] = {}
+    for table in TABLES:
+        text = files("oncekey.signatures").joinpath(table).read_text("utf-8")
+        found |= {name: Facts(name=name, **row) for name, row in tomllib.loads(text).items()}
+    return found
 
 
 def provider(
@@ -60,9 +68,10 @@ def provider(
         **options: ``event_id``, ``event_type`` and ``batch`` say where to look instead of where
             the provider documents it (``event_id=None``: there is none, your key strategy finds
             one). Some take more: ``public_url`` and ``allowed_hosts`` (providers that sign the URL:
-            pass one of them), ``webhook_id``, ``fetch`` and ``trust`` (PayPal), ``accept_unsigned``
-            (PayPal and Mailgun, which don't sign the body: say ``"body"``), ``signing_key`` (to
-            sign with a key pair, for tests).
+            pass one of them), ``webhook_id``, ``fetch`` and ``trust`` (PayPal), ``topics`` and
+            ``sha1`` (SNS), ``keys``, ``audience`` and ``email`` (JSON Web Tokens),
+            ``verify_token`` (Meta), ``accept_unsigned`` (who doesn't sign the body: say
+            ``"body"``), ``signing_key`` (to sign with a key pair, for tests).
 
     Raises:
         PolicyError: No such provider or option, or a secret that is empty or can't be one. It is

@@ -27,6 +27,7 @@ CODES: Final[dict[str, str]] = {
     "body_malformed": "send the body that the provider documents, with no name twice in an object",
     "id_missing": "the delivery has no event id where the provider puts it",
     "key_unknown": "the key that signed is not known here: check the key id and the key set",
+    "claim_mismatch": "the token is of another issuer or account, or for another receiver",
     "replayed": "the same signed delivery came before under another id",
     "store_unavailable": "send it again later: the record of used nonces can't be reached",
 }

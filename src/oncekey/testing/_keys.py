@@ -8,6 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
+from oncekey.signatures.facts import Facts
+from oncekey.signatures.table import providers
+
 __all__ = ["keys_of", "words_of"]
 
 _SHARED: Final = "a-secret-of-no-worth-for-tests-only-0123456789"
@@ -18,29 +21,41 @@ _SEED: Final = bytes(range(32))
 
 def keys_of(name: str) -> dict[str, Any]:
     """What to make the provider ``name`` with, so that it can verify and sign."""
-    if name in ("standard-webhooks", "svix"):
-        return {"secret": _WHSEC}
-    if name.startswith("adyen"):
+    facts = providers().get(name)
+    scheme = "" if facts is None else facts.scheme
+    if (facts is not None and facts.settings.get("key") == "hex") or scheme == "adyen":
         return {"secret": _HEX}
-    if name == "discord":
+    if scheme == "standard-webhooks":
+        return {"secret": _WHSEC}
+    if scheme == "key-pair" and facts is not None and facts.settings["kind"] == "ed25519":
         return {
             "secret": _ed25519().public_key().public_bytes_raw().hex(),
             "signing_key": _SEED.hex(),
         }
     if name == "adcp":
         return {"signing_key": _ed25519(), "key_id": "oncekey-testing"}
-    if name == "sendgrid":
+    if scheme == "key-pair":
         return dict(_curve_keys())
-    if name == "paypal":
+    if facts is not None and scheme == "jwt":
+        return _token_keys(facts)
+    if scheme == "paypal":
         return dict(_paypal_keys())
+    if scheme == "sns":
+        return dict(_sns_keys())
     return {"secret": _SHARED}
 
 
 def words_of(name: str) -> dict[str, Any]:
     """What else the provider asks for. Tests run on any host, and everybody has these secrets."""
-    if name in ("paypal", "mailgun"):
-        return {"accept_unsigned": "body"}
-    return {"allowed_hosts": "*"} if name in ("twilio", "square", "hubspot", "adcp") else {}
+    facts = providers().get(name)
+    if facts is None:
+        return {}
+    said: dict[str, Any] = {}
+    if facts.unsigned:
+        said["accept_unsigned"] = facts.unsigned["what"]
+    if facts.scheme in ("twilio", "rfc9421") or "{url}" in facts.settings.get("signed", ""):
+        said["allowed_hosts"] = "*"
+    return said
 
 
 def _crypto(module: str) -> Any:
@@ -64,24 +79,59 @@ def _pem(key: Any) -> bytes:
 
 @cache
 def _curve_keys() -> Mapping[str, Any]:
-    ec = _crypto("hazmat.primitives.asymmetric.ec")
     of = _crypto("hazmat.primitives.serialization")
-    key = ec.derive_private_key(0xC0FFEE, ec.SECP256R1())
+    key = _curve_key()
     public = key.public_key().public_bytes(of.Encoding.PEM, of.PublicFormat.SubjectPublicKeyInfo)
     return {"secret": public, "signing_key": _pem(key)}
 
 
+def _token_keys(facts: Facts) -> dict[str, Any]:
+    """A private key for the first algorithm of a provider's tokens, and what they say."""
+    private = _rsa_key() if facts.settings["algorithms"][0] == "RS256" else _curve_key()
+    said = {"audience": "https://testserver/webhooks", "email": "push@testing.example"}
+    named = {name: value for name, value in said.items() if facts.settings.get(name)}
+    return {"signing_key": private, "key_id": "oncekey-testing", **named}
+
+
+@cache
+def _rsa_key() -> Any:
+    """An RSA key that is for RS256, and not for the PSS that one is usually taken for."""
+    rsa = _crypto("hazmat.primitives.asymmetric.rsa")
+    material = rsa.generate_private_key(65537, 2048)
+    return import_module("oncekey.signatures.algorithms").SignatureKey(
+        "rsa-v1_5-sha256", material, {}
+    )
+
+
+@cache
+def _curve_key() -> Any:
+    ec = _crypto("hazmat.primitives.asymmetric.ec")
+    return ec.derive_private_key(0xC0FFEE, ec.SECP256R1())
+
+
 @cache
 def _paypal_keys() -> Mapping[str, Any]:
-    name = "messageverificationcerts.paypal.com"
+    place = "https://api.paypal.com/v1/notifications/certs/CERT-oncekey-testing"
+    made = _certified("messageverificationcerts.paypal.com", place)
+    return {"webhook_id": "1JE4291016473214C", **made}
+
+
+@cache
+def _sns_keys() -> Mapping[str, Any]:
+    place = "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-" + "0" * 32 + ".pem"
+    made = _certified("sns.amazonaws.com", place)
+    return {"topics": "arn:aws:sns:eu-west-1:123456789012:testing", **made}
+
+
+def _certified(name: str, place: str) -> dict[str, Any]:
+    """A key whose certificate for ``name`` lies at ``place``, and what says so."""
     years = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
     key, certificate, root = issued(name, *years)
     return {
-        "webhook_id": "1JE4291016473214C",
         "fetch": lambda url: certificate,
         "trust": root,
         "signing_key": key,
-        "cert_url": "https://api.paypal.com/v1/notifications/certs/CERT-oncekey-testing",
+        "cert_url": place,
     }
 
 

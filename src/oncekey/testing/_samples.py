@@ -200,7 +200,7 @@ def sample_provider(name: str, **options: Any) -> Provider:
     from oncekey.signatures import provider
 
     given = words_of(name)
-    if not options.keys() & {"secret", "keys", "jwks", "webhook_id"}:
+    if not options.keys() & {"secret", "keys", "jwks", "webhook_id", "signing_key", "topics"}:
         given |= keys_of(name)
     return provider(name, **{**given, **options})
 
