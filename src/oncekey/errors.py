@@ -180,7 +180,9 @@ class IdempotencyError(OncekeyError):
         self.errors = errors
         self.error_codes = [self.code]
         hint = f". {self.suggestion}" if self.suggestion else ""
-        super().__init__(f"{operation}: {self.message}{hint}")
+        # A task queue makes an error anew of its whole text, which must not stand there twice.
+        self.operation = operation.removesuffix(f": {self.message}{hint}")
+        super().__init__(f"{self.operation}: {self.message}{hint}")
 
 
 class IdempotencyConflictError(IdempotencyError):
@@ -201,6 +203,11 @@ class IdempotencyConflictError(IdempotencyError):
     ) -> None:
         self.agent_id = agent_id
         super().__init__(operation, errors, recovery=recovery)
+
+    def explain(self, message: str, suggestion: str) -> None:
+        """Say it in the words of whoever was called: a function knows no idempotency_key."""
+        self.message, self.suggestion = message, suggestion
+        self.args = (f"{self.operation}: {message}. {suggestion}",)
 
 
 class IdempotencyInFlightError(IdempotencyError):

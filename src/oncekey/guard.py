@@ -33,7 +33,7 @@ from oncekey._core.transact import (
     check_transactional,
 )
 from oncekey.abc import AsyncStore, Store
-from oncekey.errors import BackendMismatchError, InvalidKeyError
+from oncekey.errors import BackendMismatchError, IdempotencyConflictError, InvalidKeyError
 from oncekey.models import Key
 from oncekey.policy import JournalPath, OnOutage, Policy, PolicyOptions
 from oncekey.stores.urls import aconnect, connect
@@ -71,6 +71,14 @@ def current_claim() -> Claim:
             "that Once, AsyncOnce or IdempotencyStore guards"
         )
     return claim
+
+
+def _refuse_generators(function: Callable[..., Any]) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BackendMismatchError(
+            f"{function.__qualname__} is a generator, whose values can't be replayed: return a "
+            "list of them"
+        )
 
 
 class _Base:
@@ -254,19 +262,20 @@ class Once(_Base):
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
     ) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return run(binding.job(args, kwargs), function, args, kwargs).value
+            try:
+                return run(binding.job(args, kwargs), function, args, kwargs).value
+            except IdempotencyConflictError as error:
+                binding.explain(error)
+                raise
 
         return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
+        _refuse_generators(function)
         if engine.is_async(function):
             raise BackendMismatchError(
                 f"{getattr(function, '__qualname__', function)} is async: use AsyncOnce with "
                 "aconnect(url)"
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise BackendMismatchError(
-                f"{function.__qualname__} is a generator: return a list, which can be replayed"
             )
 
     @overload
@@ -402,11 +411,16 @@ class AsyncOnce(_Base):
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
     ) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (await run(binding.job(args, kwargs), function, args, kwargs)).value
+            try:
+                return (await run(binding.job(args, kwargs), function, args, kwargs)).value
+            except IdempotencyConflictError as error:
+                binding.explain(error)
+                raise
 
         return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
+        _refuse_generators(function)
         if not engine.is_async(function):
             raise BackendMismatchError(
                 f"{getattr(function, '__qualname__', function)} is not async: use Once with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
@@ -19,8 +19,11 @@ __all__ = [
     "OnOutage",
     "Policy",
     "PolicyOptions",
+    "check_names",
     "check_on_cancel",
     "check_on_outage",
+    "check_seconds",
+    "did_you_mean",
     "milliseconds",
 ]
 
@@ -105,9 +108,7 @@ class Policy:
             PolicyError: There is no such option, or its value can't work.
         """
         names = [field.name for field in fields(self)]
-        for name in options:
-            if name not in names:
-                raise PolicyError(f"there is no option {name!r}; there are {', '.join(names)}")
+        check_names(options, names, "")
         return replace(self, **options)
 
     def terms(self) -> Terms:
@@ -134,6 +135,41 @@ class PolicyOptions(TypedDict, total=False):
     remember_expired: Duration
     retry_safe: bool
     sticky: bool
+
+
+def check_names(given: Iterable[str], names: Iterable[str], whose: str) -> None:
+    """Refuse an option that is none, with the one that was meant.
+
+    Raises:
+        PolicyError: There is no such option.
+    """
+    known = list(names)
+    for name in given:
+        if name not in known:
+            there = f"{whose} has no option" if whose else "there is no option"
+            raise PolicyError(f"{there} {name!r}{did_you_mean(name, known)} {', '.join(known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question after the name that is nearest to a wrong one; empty if none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 1, 0.6)
+    return f"; did you mean {near[0]!r}? There are" if near else "; there are"
+
+
+def check_seconds(**given: object) -> None:
+    """Refuse a ``timedelta`` where a number of seconds is wanted, as the name of the option says.
+
+    Raises:
+        PolicyError: One is none.
+    """
+    for name, value in given.items():
+        if isinstance(value, timedelta):
+            raise PolicyError(
+                f"{name} is a number of seconds, got a timedelta: write "
+                f"{name}={value.total_seconds():g}"
+            )
 
 
 def check_on_cancel(value: OnCancel) -> OnCancel:

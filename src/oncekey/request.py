@@ -53,7 +53,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.models import Key, Scope, check_text
-from oncekey.policy import JournalPath, OnCancel, OnOutage, Policy, check_on_cancel
+from oncekey.policy import JournalPath, OnCancel, OnOutage, Policy, check_on_cancel, check_seconds
 from oncekey.stores.legacy import LegacyStore, as_async_store, join_scope
 
 __all__ = ["IdempotencyStore", "ToolContext"]
@@ -172,6 +172,7 @@ class IdempotencyStore:
         on_outage: OnOutage | None = None,
         journal: JournalPath | None = None,
     ) -> None:
+        check_seconds(ttl_seconds=ttl_seconds, wait_seconds=wait_seconds)
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one hour to seven "

@@ -20,7 +20,7 @@ from oncekey._core.codec import Codec
 from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import Plan
 from oncekey._core.placement import users_level
-from oncekey.errors import InvalidKeyError
+from oncekey.errors import IdempotencyConflictError, InvalidKeyError
 from oncekey.models import Key, Scope, check_text
 from oncekey.policy import Policy
 
@@ -209,6 +209,17 @@ class Binding:
         payload = fingerprint({part: values[part] for part in self.payload})
         return Job(Key(self.scope, name), payload, self.plan, self.codec, self.operation)
 
+    def explain(self, error: IdempotencyConflictError) -> None:
+        """Name the function's own key and arguments in a conflict that is this function's."""
+        if error.operation != self.operation or error.message != type(error).message:
+            return  # of something that the function called
+        key = "its key function" if callable(self.key) else f"the key {self.key!r}"
+        error.explain(
+            f"{key} gave a key that was used before with other arguments",
+            f"Compared are {', '.join(self.payload) or 'none'}: call it with the first ones, use "
+            "another key for other work, or name what may differ in ignore=[...]",
+        )
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, with defaults. Raises TypeError as the function would."""
         places = self.places
@@ -232,12 +243,26 @@ class Binding:
             parts = {path: _follow(values[root], rest, what) for path, root, rest in self.paths}
             return fingerprint(parts).decode()
         what = f"the key of {self.operation}"
-        name = key_name(self.key(*args, **kwargs), what)
+        name = key_name(self._asked(self.key, args, kwargs), what)
         if not self.proven:
             self.proven = True
             if key_name(self.key(*args, **kwargs), what) != name:
                 self._warn("its key function gave two keys for the same arguments")
         return name
+
+    def _asked(
+        self, key: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """What the key function gives; its own mistakes are told as such."""
+        try:
+            return key(*args, **kwargs)
+        except (TypeError, LookupError, AttributeError) as error:
+            takes = ", ".join(self.signature.parameters)
+            raise InvalidKeyError(
+                f"the key function of {self.operation} failed with {type(error).__name__}, and "
+                "nothing was run. It gets the same arguments as the function: write "
+                f"key=lambda {takes}: ..., which gives a text, an integer or a UUID"
+            ) from error
 
 
 # Ids that something makes anew for every call or message. Names that an application gives its own

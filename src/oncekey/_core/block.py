@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from contextvars import Token
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from oncekey._core import call as engine
 from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey._core.notes import PendingCall
 from oncekey.abc import AsyncStore, Store
+from oncekey.errors import BackendMismatchError
 
 __all__ = ["AsyncBlock", "Block", "OpenClaim"]
 
@@ -88,7 +89,28 @@ class OpenClaim:
         return self.claim
 
 
-class Block:
+class OnlyAsync:
+    """Says what to write where ``with`` stands in front of something to await."""
+
+    def __enter__(self) -> NoReturn:
+        raise BackendMismatchError("this is asynchronous: write 'async with', inside async def")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class OnlySync:
+    """Says what to write where ``async with`` stands in front of something that never waits."""
+
+    async def __aenter__(self) -> NoReturn:
+        raise BackendMismatchError(
+            "this is synchronous, and would block the event loop: write 'with' outside of async "
+            "code, or use AsyncOnce and aconnect(url)"
+        )
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Block(OnlySync):
     """A block on a sync store."""
 
     def __init__(self, store: Store, job: engine.Job) -> None:
@@ -132,7 +154,7 @@ class Block:
             opened._settle(engine.record(self._store, self._job, opened.claim, opened.answer))
 
 
-class AsyncBlock:
+class AsyncBlock(OnlyAsync):
     """A block on an async store."""
 
     def __init__(self, store: AsyncStore, job: engine.Job) -> None:

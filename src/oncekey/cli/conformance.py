@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.cli._output import Output, add_json_option
 from oncekey.cli._stores import add_store, store_url
+from oncekey.models import Key, Scope
 
 if TYPE_CHECKING:
     from oncekey.conformance import Conformance
 
 __all__ = ["add_to"]
+
+_PROBE = Key(Scope("conformance", "probe"), "probe")
 
 
 def add_to(commands: Any) -> None:
@@ -38,13 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     url = store_url(arguments)
     outcomes: dict[str, list[Conformance]] = {}
     if arguments.only != "async":
-        connect(url).close()  # a wrong URL is said once, here, and not once a check
+        with connect(url) as store:  # what is wrong with all of it is said once, here
+            store.read(_PROBE)
         with out.progress(f"running {len(CHECKS)} checks, sync"):
             outcomes["sync"] = run_all(lambda: connect(url))
     if arguments.only != "sync":
 
         async def everything() -> list[Conformance]:
-            await aconnect(url).aclose()
+            async with aconnect(url) as store:
+                await store.read(_PROBE)
             return await arun_all(lambda: aconnect(url))
 
         with out.progress(f"running {len(CHECKS)} checks, async"):

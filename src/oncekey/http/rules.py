@@ -12,7 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey._core.call import Job, Result
@@ -38,7 +38,7 @@ from oncekey.http.header import is_plain_key, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope
-from oncekey.policy import milliseconds
+from oncekey.policy import check_names, milliseconds
 
 if TYPE_CHECKING:
     from oncekey.http.options import SettingsOptions
@@ -64,10 +64,8 @@ def settings_of(settings: Settings | None, options: SettingsOptions) -> Settings
     """
     if settings is not None and options:
         raise PolicyError("give a Settings or single options, not both")
-    try:
-        return settings or Settings(**options)
-    except TypeError as error:
-        raise PolicyError(f"there is no such option: {error}") from None
+    check_names(options, (one.name for one in fields(Settings)), "the Idempotency-Key header")
+    return settings or Settings(**options)
 
 
 class Rules:

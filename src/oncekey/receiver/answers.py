@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oncekey.errors import (
     CanonicalJSONError,
@@ -18,6 +18,9 @@ from oncekey.errors import (
 from oncekey.receiver.events import WebhookResponse
 from oncekey.signatures.base import Ack, Provider, UnreadableError
 from oncekey.signatures.verdict import Verdict
+
+if TYPE_CHECKING:
+    from oncekey.receiver.decisions import Work
 
 __all__ = [
     "STATUS",
@@ -70,8 +73,8 @@ class Outcome(NamedTuple):
     late: bool = False
 
 
-def failed(error: Exception) -> Outcome:
-    """What the error means that a call ended with."""
+def failed(error: Exception, provider: Provider, work: Work) -> Outcome:
+    """What the error means that a call ended with. The log says of which event."""
     if isinstance(error, IdempotencyConflictError):
         return Outcome("conflict", code=error.code)
     if isinstance(error, IdempotencyInFlightError):
@@ -80,7 +83,19 @@ def failed(error: Exception) -> Outcome:
     if isinstance(error, StoreError):
         logger.warning("a webhook could not be recorded, its sender is told to retry: %s", error)
         return Outcome("unavailable", code=error.code, retry_after=UNAVAILABLE_RETRY)
-    logger.warning("a webhook handler failed, its sender may retry", exc_info=error)
+    facts = getattr(provider, "facts", None)
+    logger.warning(
+        "the handler of %s for %s failed with %s (event %s…): %s is answered %d and may send it "
+        "again. Its retries: %s",
+        provider.name,
+        work.item.event_type or "events without a type",
+        type(error).__name__,
+        work.job.key.shown,
+        provider.title,
+        getattr(provider, "retry_status", STATUS["failed"]),
+        getattr(facts, "retries", "") or "not known",
+        exc_info=error,
+    )
     return Outcome("failed", code=type(error).__name__)
 
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 
 from oncekey._core.call import CURRENT, Result, acall, call, is_async
@@ -27,9 +28,10 @@ from oncekey.errors import (
 )
 from oncekey.instrument import events
 from oncekey.models import Verdict as ClaimVerdict
+from oncekey.policy import check_names
 from oncekey.receiver.answers import Outcome, failed, malformed, refused
 from oncekey.receiver.decisions import Decisions, Registered, Work, is_ours
-from oncekey.receiver.events import WebhookResponse
+from oncekey.receiver.events import WebhookEvent, WebhookResponse
 from oncekey.receiver.settings import Handler, ReceiverSettings
 from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
@@ -70,10 +72,10 @@ class _Receiver(Generic[S]):
     ) -> None:
         if settings is not None and options:
             raise PolicyError("give a ReceiverSettings or single options, not both")
-        try:
-            settings = settings or ReceiverSettings(**options)
-        except TypeError as error:
-            raise PolicyError(f"a receiver has no such option: {error}") from None
+        check_names(
+            options, (one.name for one in fields(ReceiverSettings) if one.init), "a receiver"
+        )
+        settings = settings or ReceiverSettings(**options)
         self._decisions = Decisions(provider, settings)
         self.provider = provider
         self.settings = settings
@@ -198,7 +200,7 @@ class _Receiver(Generic[S]):
         except Exception as error:  # noqa: BLE001
             if isinstance(error, IdempotencyConflictError):
                 rules.attention.changed(work.job.key)
-            return failed(error)
+            return failed(error, self.provider, work)
 
 
 class WebhookReceiver(_Receiver[Store]):
@@ -266,6 +268,9 @@ class WebhookReceiver(_Receiver[Store]):
                 if transactional:
                     raise  # to roll back first
                 return bury(error)
+            except Exception as error:
+                error.add_note(_attempt(event))
+                raise
 
         if transactional:
             return call_in_transaction(self._store, self.settings.on, work.job, handler, bury)
@@ -325,6 +330,9 @@ class AsyncWebhookReceiver(_Receiver[AsyncStore]):
                 if transactional:
                     raise
                 return bury(error)
+            except Exception as error:
+                error.add_note(_attempt(event))
+                raise
 
         if transactional:
             return await acall_in_transaction(store, self.settings.on, work.job, handler, bury)
@@ -365,3 +373,8 @@ def _none(value: Any) -> None:
         value.close()  # it never begins, and says so here
     what = "returned something to await: use AsyncWebhookReceiver" if waits else "yields"
     raise PolicyError(f"a webhook handler {what}; nothing of it has run")
+
+
+def _attempt(event: WebhookEvent) -> str:
+    took = ", after another worker stopped with it in hand" if event.takeover else ""
+    return f"oncekey: this was attempt {event.attempt} at this event{took}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import StoreConfigError
+from oncekey.policy import did_you_mean
 
 __all__ = ["aconnect", "connect"]
 
@@ -23,6 +24,11 @@ _STORES: Final = {  # the module in oncekey.stores: the schemes of its URLs
 SCHEMES: Final = {scheme: store for store, names in _STORES.items() for scheme in names.split()}
 _EXTRAS: Final = ("postgres", "redis")  # stores whose driver an extra of that name brings
 GROUP: Final = "oncekey.stores"
+_OTHER_DRIVERS: Final = {
+    "postgresql+psycopg2": "postgresql+psycopg",
+    "postgresql+pg8000": "postgresql+psycopg",
+    "postgresql+aiopg": "postgresql+asyncpg",
+}
 
 
 def connect(url: str, **options: Any) -> Store:
@@ -76,9 +82,10 @@ def _open(opener: Callable[..., object], url: str, options: dict[str, Any]) -> o
 
 def _find(url: str, function: str) -> Callable[..., object]:
     if not isinstance(url, str):
+        unset = ". Is the environment variable set that it comes from?" if url is None else ""
         raise StoreConfigError(
-            f"a store URL must be a string, got {type(url).__name__}: write memory:// or "
-            "sqlite:///file.db"
+            f"a store URL must be a string, got {'None' if url is None else type(url).__name__}: "
+            f"write memory:// or sqlite:///file.db{unset}"
         )
     scheme = _scheme(url)
     if "://" not in url or not re.fullmatch(r"[a-z0-9+.-]+", scheme):
@@ -90,9 +97,15 @@ def _find(url: str, function: str) -> Callable[..., object]:
         found = next(iter(entry_points(group=GROUP, name=scheme)), None)
         if found is None:
             names = sorted({*SCHEMES, *(point.name for point in entry_points(group=GROUP))})
+            if scheme in _OTHER_DRIVERS:
+                raise StoreConfigError(
+                    f"{scheme}:// names a driver that oncekey does not use: write "
+                    f"{_OTHER_DRIVERS[scheme]}://, and run pip install 'oncekey[postgres]'"
+                )
             raise StoreConfigError(
-                f"no store has the scheme {scheme!r}; there are {', '.join(names)}. Third-party "
-                f"stores register a module under the entry point group {GROUP!r}"
+                f"no store has the scheme {scheme!r}{did_you_mean(scheme, names)} "
+                f"{', '.join(names)}. Third-party stores register a module under the entry point "
+                f"group {GROUP!r}"
             )
         module = found.load()
     opener: Callable[..., object] | None = getattr(module, function, None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from oncekey.errors import StoreConfigError
 
 __all__ = ["chosen_driver", "driver_of", "need", "own_options", "plain"]
+
+
+_OWN: Final = ("tenant", "prepare", "timeout", "listen")
 
 
 def need(package: str) -> None:
@@ -74,5 +78,8 @@ def own_options(url: str, options: dict[str, Any]) -> str:
         elif name == "listen":
             options.setdefault(name, False if value == "false" else value)
         else:
+            near = get_close_matches(name, _OWN, 1, 0.75)
+            if near:  # the driver would say of it only that the address can't be read
+                raise StoreConfigError(f"the URL has {name}=: did you mean {near[0]}=?")
             rest.append((name, value))
     return address + (f"?{urlencode(rest, quote_via=quote)}" if rest else "")
