@@ -23,6 +23,7 @@ WALK_ARGS ?=
 GROWTH_ARGS ?=
 FUZZ_ARGS ?=
 FAULTS_ARGS ?=
+API_ARGS ?=
 MUTANTS_ARGS ?=
 DELIVERIES ?= 100000
 STORM_ARGS ?=
@@ -87,6 +88,10 @@ check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), i
 test-browser: $(VENV)/browser/.wheel $(VENV)/axe/.done ## Drive the dashboard with the Chromium of this machine
 	@ONCEKEY_TEST_INSTALLED=1 ONCEKEY_TEST_AXE=$(CURDIR)/$(VENV)/axe $(VENV)/browser/bin/python -m pytest \
 	    -o cache_dir=$(CACHE)/pytest-browser tests/browser $(PYTEST_ARGS)
+
+.PHONY: test-api
+test-api: $(VENV)/api/.wheel ## Ask the gateway's API all that its OpenAPI document allows, and more: minutes
+	@$(VENV)/api/bin/python scripts/api_check.py $(API_ARGS)
 
 fuzz: $(VENV)/pythons ## Give every signature scheme 200,000 hostile deliveries: minutes
 	@$(MAKE) --no-print-directory fuzz-py$$(sed -n '1s/ .*//p' $(VENV)/pythons)
@@ -201,6 +206,9 @@ $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
 
 $(VENV)/browser/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),test browser)
+
+$(VENV)/api/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(oldest),api)
 
 # Without npm the tests that need it are skipped; in CI they fail.
 $(VENV)/axe/.done:

@@ -153,7 +153,7 @@ async def test_tables_that_are_missing_or_newer_are_told(postgres: Databases) ->
     with pytest.raises(StoreConfigError, match=r"version 99.*upgrade oncekey"):
         await open_inbox(url)
     sql(url, "DELETE FROM oncekey_inbox_schema")
-    with pytest.raises(StoreConfigError, match=r"needs 1.*migrate --inbox"):
+    with pytest.raises(StoreConfigError, match=r"needs 2.*migrate --inbox"):
         await open_inbox(url)
 
 

@@ -177,3 +177,24 @@ async def test_a_wrong_option_is_refused(tmp_path: Path) -> None:
     """An option that there is not is named."""
     with pytest.raises(StoreConfigError, match="colour"):
         await open_inbox(url(tmp_path), colour="red")
+
+
+async def test_an_older_inbox_is_brought_up_to_date(tmp_path: Path) -> None:
+    """What was done before the audit was a chain stays, and the chain begins after it."""
+    path = tmp_path / "inbox.db"
+    await (await open_inbox(f"sqlite:///{path}")).aclose()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        for column in ("number", "before", "hash"):
+            old.execute(f"ALTER TABLE oncekey_inbox_audit DROP COLUMN {column}")
+        old.execute("DROP TABLE oncekey_inbox_head")
+        old.execute("DELETE FROM oncekey_inbox_schema WHERE version > 1")
+        old.execute(
+            "INSERT INTO oncekey_inbox_audit (at, actor, action, subject, detail) "
+            "VALUES (1, 'anna', 'look', 'x', '')"
+        )
+        old.commit()
+    async with await open_inbox(f"sqlite:///{path}") as inbox:
+        await inbox.record("look", "y", actor="anna")
+        assert [one.subject for one in (await inbox.audit()).items] == ["y", "x"]
+        found = await inbox.verify_audit()
+        assert (found.head.number, found.problems) == (1, [])

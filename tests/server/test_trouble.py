@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,15 +16,16 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.server.kit import CONFIG, ENVIRON, HASH, bearer, csrf_of, deliver, sign_in
+from tests.server.process import Served, config, event
 
 from oncekey.errors import StoreUnavailableError
 from oncekey.inbox.abc import AsyncInbox
-from oncekey.server import live
+from oncekey.server import listening, live
 from oncekey.server.app import make_app
 from oncekey.server.config import settings_from
 from oncekey.server.gateway import Gateway
 from oncekey.server.logs import EACH, WINDOW, Sparing
-from oncekey.testing import SignedDelivery, sample
+from oncekey.testing import Proxy, SignedDelivery, sample
 
 Signed = Callable[..., SignedDelivery]
 
@@ -216,6 +219,39 @@ async def test_a_stop_is_bounded_by_its_time(gateway: Gateway) -> None:
     assert time.monotonic() - began < 30
     inbox.aclose = close  # type: ignore[method-assign]
     await inbox.aclose()
+
+
+def test_what_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends when the time of its stop is over, whatever is in the way."""
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(listening.os, "_exit", leave)
+    listening._cut_off(0.01)
+    assert ended.wait(60)
+    assert codes == [1]
+
+
+@pytest.mark.skipif(not os.environ.get("ONCEKEY_TEST_LONG"), reason="a process that hangs: long")
+def test_a_stop_ends_in_time_with_a_database_that_hangs(tmp_path: Path, pg_url: str) -> None:
+    """SIGTERM while PostgreSQL says nothing any more: it ends within stop_seconds, not well."""
+    command = [sys.executable, "-m", "oncekey", "migrate", "--inbox", pg_url]
+    subprocess.run(command, check=True, capture_output=True)
+    with Proxy(pg_url) as network:
+        file = config(tmp_path, "http://127.0.0.1:9/events", network.url)
+        file.write_text("stop_seconds = 3\n" + file.read_text())
+        with Served("--config", str(file), "--port", "0") as gateway:
+            assert gateway.deliver(event("evt_1", gateway.address)) == 200
+            with network.blackhole():
+                began = time.monotonic()
+                _, errors = gateway.stop()
+                took = time.monotonic() - began
+    assert took < 10, errors
+    assert "in time" in errors or "cut off" in errors
 
 
 async def test_an_inbox_that_says_nothing_is_not_ready(

@@ -34,7 +34,24 @@ def store_url(arguments: argparse.Namespace) -> str:
 
     Raises:
         PolicyError: There is none, there are two, or the variable is not set.
+        StoreConfigError: It is to have an inbox, and there is no file.
     """
+    url = _given_url(arguments)
+    if getattr(arguments, "config", None) or getattr(arguments, "inbox", False):
+        from oncekey.cli._inbox import check_inbox
+
+        check_inbox(url)
+    return url
+
+
+def _given_url(arguments: argparse.Namespace) -> str:
+    config = getattr(arguments, "config", None)
+    if config:
+        if arguments.url or arguments.url_env:
+            raise PolicyError("--config says where the store is: leave out its URL and --url-env")
+        from oncekey.cli._inbox import config_store
+
+        return config_store(config)
     if arguments.url and arguments.url_env:
         raise PolicyError("give the store's URL or --url-env, not both")
     if arguments.url_env:

@@ -8,9 +8,10 @@ import os
 from importlib import import_module
 from typing import Any
 
+from oncekey.cli._inbox import add_inbox, ask, has_inbox
 from oncekey.cli._output import Output, add_json_option
 from oncekey.cli._stores import add_url_env, from_environment, store_url
-from oncekey.errors import StoreConfigError
+from oncekey.errors import PolicyError, StoreConfigError
 from oncekey.instrument.audit import AuditError, AuditReport, Head, verify_file
 
 __all__ = ["add_to"]
@@ -22,13 +23,15 @@ def add_to(commands: Any) -> None:
         "audit",
         help="find what was changed, removed, moved or cut off in an audit trail",
         description="Looks at every entry of an audit trail that an AuditFile or an AuditTable "
-        "has written. Exit 0: it is whole; 1: it is not, and where; 2: it can't be read.",
+        "has written, or of that of a gateway's inbox (--config, or --inbox with its URL). Exit 0: "
+        "it is whole; 1: it is not, and where; 2: it can't be read.",
     )
     parser.add_argument("action", choices=("verify",), help="what to do")
     parser.add_argument(
         "url", metavar="FILE|URL", nargs="?", help="a file, sqlite:///file.db or postgresql://..."
     )
     add_url_env(parser)
+    add_inbox(parser)
     parser.add_argument(
         "--secret-env", metavar="NAME", help="the environment variable that holds the secret"
     )
@@ -46,7 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.secret_env
     secret = from_environment("--secret-env", name).encode() if name else None
     expected = Head.of(arguments.expect) if arguments.expect else None
-    report = _verified(trail, secret, expected)
+    if has_inbox(arguments):
+        if secret is not None:
+            raise PolicyError("the audit of an inbox has no secret: leave out --secret-env")
+        report = ask(trail, lambda inbox: inbox.verify_audit(expected))
+    else:
+        report = _verified(trail, secret, expected)
     if out.as_json:
         out.json({"head": str(report.head), "problems": report.problems})
     else:

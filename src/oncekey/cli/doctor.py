@@ -26,11 +26,13 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="look for what is set up wrongly",
-        description="Looks at a store (URL), at a webhook receiver (--url with --provider), or at "
+        description="Looks at a store (URL), at a gateway (--config: its config, its store and its "
+        "inbox), at a webhook receiver (--url with --provider), or at "
         "an app with the Idempotency-Key header (--app), for what is set up wrongly. Each finding "
         "has its evidence and a fix. Exits with 1 if there is any, with 2 if it could not look.",
     )
     add_store(parser)
+    parser.add_argument("--config", metavar="FILE", help="the config of a gateway")
     parser.add_argument(
         "--read-only", action="store_true", help="no race, which leaves records for a minute"
     )
@@ -76,13 +78,16 @@ def _add_app(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Look, and print the findings."""
     out = Output(arguments)
-    if not (arguments.url or arguments.url_env or arguments.receiver or arguments.app):
+    has_store = bool(arguments.url or arguments.url_env or arguments.config)
+    if not (has_store or arguments.receiver or arguments.app):
         raise PolicyError(
-            "what is to be looked at? Give a store's URL (or --url-env), a receiver's --url with "
-            "--provider, or an --app"
+            "what is to be looked at? Give a store's URL (or --url-env), a gateway's --config, a "
+            "receiver's --url with --provider, or an --app"
         )
     reports: list[Report] = []
-    if arguments.url or arguments.url_env:
+    if arguments.config:
+        reports.append(_gateway(arguments, out))
+    if has_store and not (reports and "inbox" in reports[0].skipped):
         reports.append(_store(arguments, out))
     if arguments.receiver:
         reports.append(_receiver(arguments, out))
@@ -109,6 +114,13 @@ def _store(arguments: argparse.Namespace, out: Output) -> Report:
         )
 
 
+def _gateway(arguments: argparse.Namespace, out: Output) -> Report:
+    from oncekey.server.checkup import check_gateway
+
+    with out.progress("looking at the gateway"):
+        return check_gateway(arguments.config)
+
+
 def _receiver(arguments: argparse.Namespace, out: Output) -> Report:
     from oncekey.doctor import check_receiver
     from oncekey.stores.urls import connect
@@ -117,7 +129,7 @@ def _receiver(arguments: argparse.Namespace, out: Output) -> Report:
         raise PolicyError("whose webhooks does it take? Give --provider NAME and --secret-env")
     maker = make_provider(arguments)
     with out.progress("sending probes"):
-        if not (arguments.url or arguments.url_env):
+        if not (arguments.url or arguments.url_env or arguments.config):
             return check_receiver(arguments.receiver, maker, type=arguments.type)
         with connect(store_url(arguments)) as store:
             return check_receiver(arguments.receiver, maker, type=arguments.type, store=store)

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from oncekey.cli._inbox import add_source, source_key
 from oncekey.cli._keys import add_key, key_of
 from oncekey.cli._output import Output, add_json_option
 from oncekey.cli._stores import add_store, store_url
@@ -25,10 +26,12 @@ def add_to(commands: Any) -> None:
         help="make a store forget a key, so that a retry runs",
         description="Makes a store forget a key: the next call of it runs, and may do its work a "
         "second time. Shows what is there and asks first, unless --yes is given. Exits with 1 if "
-        "nothing was evicted.",
+        "nothing was evicted. With --config and --source KEY is an event's: its next copy is taken "
+        "as new, and the inbox's audit has who did it.",
     )
     add_key(parser)
     add_store(parser)
+    add_source(parser)
     parser.add_argument("--yes", action="store_true", help="don't ask")
     parser.add_argument(
         "--audit-file", metavar="FILE", help="add entries about it, before and after"
@@ -44,13 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    key = key_of(arguments)
-    with connect(store_url(arguments)) as store:
+    key = source_key(arguments) or key_of(arguments)
+    url = store_url(arguments)
+    with connect(url) as store:
         before = inspect(store, key)
         if before.situation not in ("unknown", "released", "ended"):
             if not arguments.yes:
                 _ask(out, before)
             _note(arguments, before, "evicting")
+            if arguments.source is not None:
+                _record(arguments, url)
         done = evict(store, key)
     _note(arguments, before, "evicted" if done.evicted else "unchanged")
     if out.as_json:
@@ -58,6 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         out.line(done.outcome, "green" if done.evicted else "yellow")
     return 0 if done.evicted else 1
+
+
+def _record(arguments: argparse.Namespace, url: str) -> None:
+    """Put it into the inbox's audit, before it is done."""
+    from oncekey.cli._inbox import ask
+
+    what, why = f"{arguments.source}:{arguments.key}", arguments.reason
+    ask(url, lambda inbox: inbox.record("evict", what, why, actor=getpass.getuser()))
 
 
 def _ask(out: Output, before: Any) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from oncekey.cli._format import bytes_text, seconds_text
+from oncekey.cli._inbox import add_source, source_key
 from oncekey.cli._keys import add_key, key_of
 from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli._stores import add_store, store_url
@@ -20,10 +21,12 @@ def add_to(commands: Any) -> None:
         "inspect",
         help="show what a store has of a key",
         description="Shows what a store has of a key and what a retry of it would get. Exits with "
-        "1 if there is no record. Changes nothing.",
+        "1 if there is no record. Changes nothing. With --config and --source KEY is an event's, "
+        "and its deliveries are shown too.",
     )
     add_key(parser)
     add_store(parser)
+    add_source(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -34,13 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    key = key_of(arguments)
-    with connect(store_url(arguments)) as store:
+    key = source_key(arguments) or key_of(arguments)
+    url = store_url(arguments)
+    with connect(url) as store:
         found = inspect(store, key)
+    event = _event(arguments, url)
     if out.as_json:
-        out.json(dataclasses.asdict(found))
+        out.json(dataclasses.asdict(found) | ({} if event is None else {"event": event}))
     else:
-        out.pairs(shown(found))
+        out.pairs(shown(found) | ({} if event is None else _told(event)))
     return 1 if found.situation == "unknown" else 0
 
 
@@ -58,3 +63,39 @@ def shown(found: Any) -> dict[str, str]:
             "answer": "-" if found.answer_bytes is None else bytes_text(found.answer_bytes),
         }
     return {**pairs, "a retry": found.retry}
+
+
+def _event(arguments: argparse.Namespace, url: str) -> dict[str, Any] | None:
+    """The event that a key of a source is known for; empty, if it is pruned."""
+    if arguments.source is None:
+        return None
+    from oncekey.cli._inbox import ask
+    from oncekey.inbox.filters import Filter
+
+    wanted = Filter(source=arguments.source, text=arguments.key)
+
+    async def look(inbox: Any) -> dict[str, Any]:
+        rows = (await inbox.search(wanted, limit=1)).items
+        known = bool(rows) and rows[0].key == arguments.key
+        found = await inbox.event(rows[0].id) if known else None
+        if found is None:
+            return {}
+        return {
+            "id": found.event.id,
+            "type": found.event.type,
+            "copies": len(found.duplicates),
+            "deliveries": {one.target: str(one.state) for one in found.deliveries},
+        }
+
+    return ask(url, look)
+
+
+def _told(event: dict[str, Any]) -> dict[str, str]:
+    if not event:
+        return {"event": "pruned, or never kept"}
+    states = ", ".join(f"{name} {state}" for name, state in event["deliveries"].items())
+    return {
+        "event": f"{event['id']} {printable(event['type'])}",
+        "copies": str(event["copies"]),
+        "deliveries": states or "-",
+    }

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from oncekey.cli._format import bytes_text, seconds_text
+from oncekey.cli._inbox import add_inbox, has_inbox
 from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli._stores import add_store, store_url
 
@@ -19,9 +20,11 @@ def add_to(commands: Any) -> None:
         "stats",
         help="count what is in a store",
         description="Counts the records of a store by state and scope. In a large store it looks "
-        "at some and estimates the rest.",
+        "at some and estimates the rest. With --config or --inbox it also says what waits in a "
+        "gateway's inbox, and what was given up.",
     )
     add_store(parser)
+    add_inbox(parser)
     parser.add_argument(
         "--most", type=int, default=10_000, metavar="N", help="how many records to look at"
     )
@@ -35,10 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    with connect(store_url(arguments)) as store, out.progress("counting"):
+    url = store_url(arguments)
+    with connect(url) as store, out.progress("counting"):
         found = stats(store, most=arguments.most)
+    look = _look(url) if has_inbox(arguments) else None
     if out.as_json:
-        out.json(dataclasses.asdict(found))
+        inbox = {} if look is None else {"inbox": _plain(look)}
+        out.json(dataclasses.asdict(found) | inbox)
         return 0
     about = "" if found.exact else f", estimated from {found.looked_at}"
     out.line(f"{found.records:,} records{about}")
@@ -57,4 +63,48 @@ def run(arguments: argparse.Namespace) -> int:
             "oldest record to sweep": seconds_text(found.sweep_lag),
         }
     )
+    if look is not None:
+        out.line()
+        _print(out, look)
     return 0
+
+
+def _look(url: str) -> Any:
+    from oncekey.cli._inbox import ask
+    from oncekey.inbox.overview import overview
+
+    return ask(url, overview)
+
+
+def _plain(look: Any) -> dict[str, Any]:
+    return dataclasses.asdict(look) | {
+        "waiting": look.waiting,
+        "dead": look.dead,
+        "oldest_ms": look.oldest_ms,
+    }
+
+
+def _print(out: Output, look: Any) -> None:
+    """How the inbox stands."""
+    rows = [
+        [
+            printable(one.target),
+            look.stopped.get(one.target, "active"),
+            f"{one.waiting:,}",
+            f"{one.dead:,}",
+            "-" if one.oldest_at is None else seconds_text((look.at - one.oldest_at) / 1000),
+        ]
+        for one in look.depths
+    ]
+    out.line(f"inbox: {look.waiting:,} waiting, {look.dead:,} dead")
+    if rows:
+        out.table(["target", "status", ">waiting", ">dead", ">oldest"], rows)
+    oldest = look.oldest_ms
+    happened = ", ".join(f"{number:,} {kind}" for kind, number in sorted(look.totals.items()))
+    out.pairs(
+        {
+            "in hand": f"{len(look.in_hand)}, {len(look.lapsed)} past their lease",
+            "oldest pending": "-" if oldest is None else seconds_text(oldest / 1000),
+            "last hour": happened or "nothing",
+        }
+    )

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from oncekey.cli._format import duration, seconds_text
+from oncekey.cli._inbox import add_inbox, has_inbox
 from oncekey.cli._output import Output, add_json_option, printable
 from oncekey.cli._stores import add_store, store_url
 
@@ -19,9 +20,12 @@ def add_to(commands: Any) -> None:
         "stuck",
         help="list claims past their lease, or running for long",
         description="Lists claims whose lease is over, so that their worker died or hangs and no "
-        "retry came, and those that have been running for long. Exits with 1 if there are any.",
+        "retry came, and those that have been running for long. Exits with 1 if there are any. "
+        "With --config or --inbox it also lists deliveries in workers' hands; those count whose "
+        "lease is over, and that no worker takes again.",
     )
     add_store(parser)
+    add_inbox(parser)
     parser.add_argument(
         "--longer-than",
         type=duration,
@@ -42,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    with connect(store_url(arguments)) as store, out.progress("looking through the records"):
+    url = store_url(arguments)
+    with connect(url) as store, out.progress("looking through the records"):
         listing = stuck(
             store,
             longer_than=arguments.longer_than,
@@ -50,9 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
             cursor=arguments.cursor,
             limit=arguments.limit,
         )
+    look = _look(url) if has_inbox(arguments) else None
+    found = bool(listing.found or (look is not None and look.lapsed))
     if out.as_json:
-        out.json(dataclasses.asdict(listing))
-        return 1 if listing.found else 0
+        inbox = {}
+        if look is not None:
+            held, late = ([dataclasses.asdict(x) for x in y] for y in (look.in_hand, look.lapsed))
+            inbox = {"inbox": {"in_hand": held, "lapsed": late}}
+        out.json(dataclasses.asdict(listing) | inbox)
+        return 1 if found else 0
     if listing.found:
         out.table(
             ["digest", "state", ">claimed", ">lease left", ">attempts", "scope"],
@@ -73,4 +84,34 @@ def run(arguments: argparse.Namespace) -> int:
     out.line(count + more, "yellow" if listing.found else "green")
     if listing.found:
         out.line("`oncekey inspect DIGEST --digest` says what a retry gets; `evict` frees a key")
-    return 1 if listing.found else 0
+    if look is not None:
+        _print(out, look)
+    return 1 if found else 0
+
+
+def _look(url: str) -> Any:
+    from oncekey.cli._inbox import ask
+    from oncekey.inbox.overview import overview
+
+    return ask(url, overview)
+
+
+def _print(out: Output, look: Any) -> None:
+    """Deliveries in somebody's hands."""
+    out.line()
+    if look.in_hand:
+        rows = [
+            [
+                one.id,
+                printable(one.target),
+                printable(one.node),
+                str(one.attempt),
+                seconds_text((one.lease_until - look.at) / 1000),
+            ]
+            for one in look.in_hand
+        ]
+        out.table(["event", "target", "node", ">attempt", ">lease left"], rows)
+    count = f"{len(look.in_hand)} deliveries in hand, {len(look.lapsed)} past their lease"
+    out.line(count, "yellow" if look.lapsed else "green")
+    if look.lapsed:
+        out.line("no worker takes them again: is a gateway running, and does it know the target?")

@@ -36,6 +36,7 @@ from oncekey.inbox.models import (
     EventDetail,
     EventRow,
     Ingested,
+    InHand,
     Issue,
     Page,
     Rejected,
@@ -43,6 +44,7 @@ from oncekey.inbox.models import (
     TargetState,
     TargetStatus,
 )
+from oncekey.instrument.audit import AuditReport, Head
 
 __all__ = ["AsyncInbox"]
 
@@ -136,6 +138,10 @@ class AsyncInbox(ABC):
         """What waits for each target that anything waits for, or was given up for."""
 
     @abstractmethod
+    async def in_hand(self, limit: int = 100) -> list[InHand]:
+        """Deliveries that a worker has taken, on any node; those first whose lease ends first."""
+
+    @abstractmethod
     async def rejected(self, *, limit: int = 50, after: str | None = None) -> Page[Rejected]:
         """Requests that became no event, newest first."""
 
@@ -183,6 +189,14 @@ class AsyncInbox(ABC):
     @abstractmethod
     async def audit(self, *, limit: int = 50, after: str | None = None) -> Page[AuditEntry]:
         """What was done by whom, newest first."""
+
+    @abstractmethod
+    async def verify_audit(self, expected: Head | None = None) -> AuditReport:
+        """Look at every action of the audit: what was changed, removed or cut off.
+
+        Args:
+            expected: A head that was noted elsewhere, before.
+        """
 
     # Bulk replay: of dead letters, by filter
 

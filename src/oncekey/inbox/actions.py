@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from oncekey.errors import InvalidKeyError, PolicyError
+from oncekey.errors import InvalidKeyError, PolicyError, StoreCorruptError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import (
     BulkReplay,
@@ -16,7 +16,8 @@ from oncekey.inbox.models import (
     event_number,
 )
 from oncekey.inbox.search import PARKED, dead_query
-from oncekey.inbox.views import SQL, Flow, count_dead, now_of
+from oncekey.inbox.views import CHAIN, SQL, Flow, as_entry, count_dead, now_of
+from oncekey.instrument.audit import START, Head
 
 __all__ = [
     "LOCK_ORDER",
@@ -40,9 +41,31 @@ _REJECTED_KEPT: Final = 10_000
 
 
 def _told(now: int, actor: str, action: str, subject: str, detail: str = "") -> Flow[None]:
-    if not actor:
+    yield from _all_told([(now, actor, action, subject, detail)])
+
+
+def _all_told(actions: Sequence[tuple[int, str, str, str, str]]) -> Flow[None]:
+    """Put actions into the audit, each bound to the one before it.
+
+    The last thing that a transaction does: from here to its end others wait who do the same, so
+    that it must wait for nobody.
+    """
+    if not actions:
+        return
+    if not all(actor for _, actor, *_ in actions):
         raise PolicyError("actor is empty: say who does this, for the audit")
-    yield SQL["add_audit"], [now, actor, action, subject, detail]
+    rows = yield SQL["hold_head"], []
+    head = CHAIN.unseal(rows[0][0]) if rows[0][0] else START
+    if head is None:
+        raise StoreCorruptError(
+            "the head of the inbox's audit was changed by somebody: find out by whom, then restore "
+            "the inbox from a backup"
+        )
+    for action in actions:
+        link = CHAIN.follow(head, as_entry(*action))
+        head = Head(link.number, link.hash)
+        yield SQL["add_audit"], [*action, link.number, link.before, link.hash]
+    yield SQL["move_head"], [CHAIN.seal(head)]
 
 
 def record(action: str, subject: str, detail: str, actor: str) -> Flow[None]:
@@ -137,15 +160,17 @@ def begin_bulk_replay(wanted: Filter, rate: float, actor: str) -> Flow[BulkRepla
 def advance_bulk_replays() -> Flow[float | None]:
     """Take one step of each that runs."""
     rows = yield SQL["running_bulks"], []
-    waits = []
+    waits: list[float] = []
+    done: list[tuple[int, str, str, str, str]] = []
     for (number,) in [tuple(row) for row in rows]:
-        wait = yield from _advance(number)
+        wait = yield from _advance(number, done)
         if wait is not None:
             waits.append(wait)
+    yield from _all_told(done)
     return min(waits) if waits else None
 
 
-def _advance(number: int) -> Flow[float | None]:
+def _advance(number: int, told: list[tuple[int, str, str, str, str]]) -> Flow[float | None]:
     rows = yield SQL["hold_bulk"], [number]
     if not rows:
         return None
@@ -164,7 +189,7 @@ def _advance(number: int) -> Flow[float | None]:
     for row in found:
         place, target = row[0], row[3]
         if (yield from _again(place, target, now)):
-            yield from _told(now, actor, "replay", event_id(place), f"{target}, bulk:{number}")
+            told.append((now, actor, "replay", event_id(place), f"{target}, bulk:{number}"))
             done += 1
     over = len(found) < due
     state = BulkState.DONE if over else BulkState.RUNNING

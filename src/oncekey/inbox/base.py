@@ -24,6 +24,7 @@ from oncekey.inbox.models import (
     Depth,
     EventDetail,
     EventRow,
+    InHand,
     Issue,
     Outcome,
     Page,
@@ -33,6 +34,7 @@ from oncekey.inbox.models import (
     TargetStatus,
     bucket_of,
 )
+from oncekey.instrument.audit import AuditReport, Head
 from oncekey.models import check_text
 from oncekey.policy import Duration, milliseconds
 
@@ -172,6 +174,10 @@ class InboxBase(AsyncInbox):
         """See ``AsyncInbox``."""
         return await self._read(views.depths())
 
+    async def in_hand(self, limit: int = 100) -> list[InHand]:
+        """See ``AsyncInbox``."""
+        return await self._read(views.in_hand(limit))
+
     async def rejected(self, *, limit: int = 50, after: str | None = None) -> Page[Rejected]:
         """See ``AsyncInbox``."""
         await self._flush()
@@ -188,6 +194,10 @@ class InboxBase(AsyncInbox):
     async def audit(self, *, limit: int = 50, after: str | None = None) -> Page[AuditEntry]:
         """See ``AsyncInbox``."""
         return await self._read(views.audit(limit, after))
+
+    async def verify_audit(self, expected: Head | None = None) -> AuditReport:
+        """See ``AsyncInbox``."""
+        return await self._read(views.verify_audit(expected))
 
     async def count_dead(self, filter: Filter) -> int:
         """See ``AsyncInbox``."""

@@ -408,6 +408,18 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class InHand:
+    """A delivery that a worker has taken. Past its lease another may, and soon does."""
+
+    id: str
+    at: int
+    target: str
+    node: str
+    lease_until: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class TargetState:
     """A target that somebody paused or disabled, or made active again."""
 

@@ -93,7 +93,26 @@ ON CONFLICT (name) DO UPDATE SET status = excluded.status, at = excluded.at,
     actor = excluded.actor, reason = excluded.reason
 
 -- name: add_audit
-INSERT INTO oncekey_inbox_audit (at, actor, action, subject, detail) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO oncekey_inbox_audit (at, actor, action, subject, detail, number, before, hash)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- name: hold_head
+-- Whoever adds to the audit holds its head until the commit: one after another.
+UPDATE oncekey_inbox_head SET head = head WHERE one = 1 RETURNING head
+
+-- name: move_head
+UPDATE oncekey_inbox_head SET head = $1 WHERE one = 1
+
+-- name: head
+SELECT head FROM oncekey_inbox_head WHERE one = 1
+
+-- name: chained
+SELECT id, number, at, actor, action, subject, detail, before, hash FROM oncekey_inbox_audit
+WHERE id > $1 AND number > 0 ORDER BY id LIMIT 1000
+
+-- name: in_hand
+SELECT id, target, held_by, due_at, tries FROM oncekey_inbox_delivery
+WHERE held_by <> '' AND due_at < $1 ORDER BY due_at, id, target LIMIT $2
 
 -- name: audit
 SELECT id, at, actor, action, subject, detail FROM oncekey_inbox_audit

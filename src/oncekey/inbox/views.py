@@ -5,6 +5,7 @@ Both inboxes run them, so that a page is the same on either.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -24,6 +25,7 @@ from oncekey.inbox.models import (
     Event,
     EventDetail,
     EventRow,
+    InHand,
     Issue,
     Outcome,
     Page,
@@ -36,14 +38,17 @@ from oncekey.inbox.models import (
     event_time,
 )
 from oncekey.inbox.search import PARKED, dead_query, event_query
+from oncekey.instrument.audit import AuditReport, Chain, Head, Link, verify_chain
 from oncekey.stores._sql import load_statements
 
 __all__ = [
+    "CHAIN",
     "NOW",
     "REMEMBERED",
     "SQL",
     "Flow",
     "as_answer",
+    "as_entry",
     "as_event",
     "now_of",
     "number_in",
@@ -56,6 +61,7 @@ Flow: TypeAlias = Generator[tuple[str, list[Any]], Any, T]
 SQL: Final = load_statements("statements.sql", "oncekey.inbox")
 NOW: Final = "now"  # each inbox knows its own statement for this,
 REMEMBERED: Final = "remembered"  # and for this
+CHAIN: Final = Chain()  # without a secret: who verifies needs none
 _LAST: Final = 2**62
 _MOST: Final = 500
 _BULK: Final = ("id", "at", "actor", "query", "rate", "total", "done")
@@ -304,6 +310,33 @@ def audit(limit: int, after: str | None) -> Flow[Page[AuditEntry]]:
     rows = yield SQL["audit"], [_cursor(after), check_limit(limit)]
     items = tuple(AuditEntry(*row) for row in rows)
     return Page(items, str(items[-1].id) if len(items) == limit else None)
+
+
+def as_entry(at: int, actor: str, action: str, subject: str, detail: str) -> dict[str, Any]:
+    """An action as its link in the audit covers it."""
+    return {"at": at, "actor": actor, "action": action, "subject": subject, "detail": detail}
+
+
+def verify_audit(expected: Head | None) -> Flow[AuditReport]:
+    """Look at every action of the audit."""
+    links: list[Link | str] = []
+    place = 0
+    while True:
+        rows = yield SQL["chained"], [place]
+        for row, number, *action, before, digest in rows:
+            text = json.dumps(as_entry(*action), sort_keys=True, separators=(",", ":"))
+            links.append(Link(number, text, before, digest))
+            place = row
+        if not rows:
+            break
+    kept = yield SQL["head"], []
+    return verify_chain(links, CHAIN, kept[0][0] or None, expected)
+
+
+def in_hand(limit: int) -> Flow[list[InHand]]:
+    """Deliveries that somebody took, those first whose lease ends first."""
+    rows = yield SQL["in_hand"], [PARKED, check_limit(limit)]
+    return [InHand(event_id(row[0]), event_time(row[0]), *row[1:]) for row in rows]
 
 
 def _cursor(after: str | None) -> int:

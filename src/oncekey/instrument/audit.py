@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -156,7 +156,11 @@ class Chain:
 
     def link(self, head: Head, entry: AuditEntry) -> Link:
         """The link that comes after ``head``."""
-        text = json.dumps(asdict(entry), sort_keys=True, separators=(",", ":"))
+        return self.follow(head, asdict(entry))
+
+    def follow(self, head: Head, entry: Mapping[str, Any]) -> Link:
+        """The link of an entry of any kind."""
+        text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
         number = head.number + 1
         digest = self._digest("entry", number, head.hash, text)
         return Link(number, text, head.hash, digest)

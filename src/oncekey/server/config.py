@@ -39,7 +39,7 @@ from oncekey.server.settings import (
 )
 from oncekey.signatures import UnpinnedHostWarning, hmac_provider, provider, providers
 
-__all__ = ["TOKEN_VARIABLE", "read_config", "read_text", "settings_from"]
+__all__ = ["TOKEN_VARIABLE", "overlay", "read_config", "read_text", "settings_from"]
 
 TOKEN_VARIABLE: Final = "ONCEKEY_TOKEN"  # noqa: S105 - a name, not a token
 CUSTOM: Final = "hmac"
@@ -108,14 +108,14 @@ def settings_from(text: str, file: str, environ: Mapping[str, str]) -> ServerSet
         fault = Fault("", told, "See https://toml.io", int(place[1]) if place else None)
         raise ConfigError(file, [fault]) from None
     faults = Faults(lines_of(text))
-    _overlay(given, environ)
+    overlay(given, environ)
     settings = _Reading(faults, environ, Path(file).parent if text else Path()).settings(given)
     if faults.found or settings is None:
         raise ConfigError(file, faults.found)
     return settings
 
 
-def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> None:
+def overlay(given: dict[str, Any], environ: Mapping[str, str]) -> None:
     """Put ``ONCEKEY__A__B=value`` at ``a.b``; a value is TOML where it can be read as such."""
     for name in sorted(environ):
         if not name.startswith(_PREFIX):

@@ -270,3 +270,40 @@ async def its_keys_are_records(nodes: Nodes) -> None:
     assert await inbox.wait_for_work(SOON)
     assert [row.id for row in await inbox.search(Filter(text="k"))] == [kept.id]
     assert event_key("shop", "k") == event_key("shop", "k")
+
+
+@check
+async def the_audit_is_a_chain(nodes: Nodes) -> None:
+    """Actions of all nodes, at the same time too, are links of one chain that can be verified."""
+    inbox, other = await nodes.node(), await nodes.node()
+    kept = await inbox.ingest(arrival("k", "app"))
+    assert (await inbox.verify_audit()).head.number == 0
+    await asyncio.gather(
+        *(
+            one.record("look", f"subject {n}", actor="anna")
+            for n in range(8)
+            for one in (inbox, other)
+        )
+    )
+    noted = (await inbox.verify_audit()).head
+    await inbox.replay(kept.id, actor="anna")
+    await other.set_target("app", TargetStatus.PAUSED, actor="anna")
+    found = await other.verify_audit(noted)
+    assert (found.head.number, found.problems) == (18, [])
+    wrong = await other.verify_audit(noted._replace(hash="0" * 64))
+    assert wrong.problems == ["entry 16 is not the one that was noted"]
+
+
+@check
+async def what_is_in_hand_is_listed(nodes: Nodes) -> None:
+    """Deliveries that a node took are listed with it, until they are finished."""
+    inbox, other = await nodes.node(), await nodes.node()
+    kept = await inbox.ingest(arrival("k", "app"))
+    await inbox.ingest(arrival("other", "app"))
+    assert await inbox.in_hand() == []
+    (delivery,) = await inbox.fetch({"app": 1}, LEASE)
+    (held,) = await other.in_hand()
+    assert (held.id, held.target, held.node, held.attempt) == (kept.id, "app", inbox.node, 1)
+    assert held.lease_until == delivery.lease_until
+    await inbox.finish([ended(delivery)])
+    assert await other.in_hand() == []

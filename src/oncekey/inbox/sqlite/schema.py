@@ -19,8 +19,8 @@ OLDEST_SQLITE: Final = (3, 35, 0)
 _TABLES: Final = {
     f"oncekey_inbox_{name}"
     for name in (
-        *("attempt", "audit", "bulk", "dead", "delivery", "duplicate", "event", "minute"),
-        *("note", "rejected", "source", "target"),
+        *("attempt", "audit", "bulk", "dead", "delivery", "duplicate", "event", "head"),
+        *("minute", "note", "rejected", "source", "target"),
     )
 }
 
