@@ -117,6 +117,23 @@ def test_gateway_demo_compares_with_and_without(tmp_path: Path) -> None:
     assert left_behind(demo, tmp_path) == []
 
 
+@pytest.mark.skipif(
+    not os.environ.get("ONCEKEY_TEST_LONG"), reason="seconds of work: ONCEKEY_TEST_LONG=1"
+)
+def test_interrupted_gateway_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C in mid-traffic ends the gateway and its workers, and removes the files."""
+    demo = start(tmp_path, demo="gateway_demo.py")
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "killed with -9" in line:
+            break
+    os.killpg(demo.pid, signal.SIGINT)
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, output
+    assert "Traceback" not in output
+    assert left_behind(demo, tmp_path) == []
+
+
 @pytest.mark.parametrize("fault", ["lost", "doubled", "forged"])
 def test_gateway_demo_can_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
