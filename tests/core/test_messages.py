@@ -189,3 +189,18 @@ def test_a_database_without_tables_is_told_once(
     assert main(["conformance", "memory://", "--only", "sync"]) != 0
     printed = capsys.readouterr()
     assert (printed.out + printed.err).count("the tables of oncekey are missing") == 1
+
+
+def test_an_app_of_the_other_kind_is_told_its_middleware() -> None:
+    """ASGI and WSGI swapped: told when the app is made, not by the first request."""
+    from oncekey.adapters import wsgi
+
+    def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+        return []
+
+    with pytest.raises(OncekeyError, match=r"one of WSGI.*from oncekey\.adapters\.wsgi"):
+        asgi.IdempotencyMiddleware(wsgi_app, "memory://")  # type: ignore[arg-type]
+    with pytest.raises(OncekeyError, match=r"one of ASGI.*from oncekey\.adapters\.asgi"):
+        wsgi.IdempotencyMiddleware(app, "memory://")  # type: ignore[arg-type]
+    asgi.IdempotencyMiddleware(app, "memory://")
+    wsgi.IdempotencyMiddleware(wsgi_app, "memory://")

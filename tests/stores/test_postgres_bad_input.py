@@ -584,3 +584,18 @@ def test_no_secret_in_a_repr(own_url: str) -> None:
         assert PASSWORD not in repr(store) + str(store)
     assert PASSWORD not in repr(AsyncPostgresStore(url))
     assert not inspect.isabstract(AsyncPostgresStore)
+
+
+def test_a_login_that_fails_says_why_and_where(own_url: str) -> None:
+    """The server's own reason, with host, user and database; and never the password."""
+    address = own_url.rpartition("/")[0]
+    wrong = {
+        f"{address}/no_such_database": "no_such_database",
+        own_url.replace("postgres@", "nobody_here:hunter2@"): "nobody_here",
+    }
+    for url, named in wrong.items():
+        with connect(url) as store, pytest.raises(StoreError) as caught:
+            store.read(key("c"))
+        text = str(caught.value)
+        assert named in text, text
+        assert "hunter2" not in text

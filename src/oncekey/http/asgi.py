@@ -15,7 +15,7 @@ from oncekey.abc import AsyncStore
 from oncekey.errors import ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
-from oncekey.http.entry import aidentify, aready
+from oncekey.http.entry import aidentify, aready, check_app
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
 from oncekey.http.fingerprint import json_mark
@@ -82,6 +82,7 @@ class IdempotencyMiddleware:
         settings: Settings | None = None,
         **options: Unpack[SettingsOptions],
     ) -> None:
+        check_app(app, 3)
         self.app = app
         self.store, checked = aready(store, settings, options)
         self.rules = Rules(checked)

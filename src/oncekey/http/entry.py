@@ -34,6 +34,29 @@ def _seen(store: S, settings: Settings) -> S:
     return seen_by(store, settings.on_outage, settings.journal)
 
 
+def check_app(app: object, wants: int) -> None:
+    """Refuse an app of the other kind, if its parameters tell: ASGI has three, WSGI two.
+
+    Raises:
+        BackendMismatchError: It is one.
+    """
+    try:
+        takes = inspect.signature(app).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return
+    plain = [one for one in takes if one.default is one.empty and one.kind in _BY_PLACE]
+    if len(plain) != len(takes) or len(plain) != 5 - wants:
+        return
+    its, here = ("WSGI", "ASGI") if wants == 3 else ("ASGI", "WSGI")
+    raise BackendMismatchError(
+        f"this app is one of {its}, and this is the middleware for {here}: import "
+        f"IdempotencyMiddleware from oncekey.adapters.{its.lower()}"
+    )
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 def ready(
     store: Store | str, settings: Settings | None, options: SettingsOptions
 ) -> tuple[Store, Settings]:

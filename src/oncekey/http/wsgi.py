@@ -19,7 +19,7 @@ from oncekey.abc import Store
 from oncekey.errors import ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer, fields_of
 from oncekey.http.body import ClientGoneError, wsgi_body
-from oncekey.http.entry import identify, ready
+from oncekey.http.entry import check_app, identify, ready
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, wsgi_facts
 from oncekey.http.problems import Refusal, unread
@@ -66,6 +66,7 @@ class IdempotencyMiddleware:
         settings: Settings | None = None,
         **options: Unpack[SettingsOptions],
     ) -> None:
+        check_app(app, 2)
         self.app = app
         self.store, checked = ready(store, settings, options)
         self.rules = Rules(checked)

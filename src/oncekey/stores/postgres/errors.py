@@ -70,6 +70,19 @@ def _pool_is_empty(error: BaseException) -> bool:
     )
 
 
+def _reason(error: BaseException) -> str:
+    """Why, where the driver says so of a connection: host, port, user and database are in it.
+
+    libpq has no SQLSTATE for a login that failed, and psycopg hands its text on. That names no
+    password, and no row: there was no statement yet.
+    """
+    said = " ".join(str(error).split())
+    at_login = said.startswith(("connection failed:", "connection to server", "connection is bad:"))
+    if not type(error).__module__.startswith("psycopg") or not at_login:
+        return type(error).__name__
+    return f"{type(error).__name__}: {said[:300]}"
+
+
 def named(error: BaseException) -> StoreError:
     """The error to raise for what a driver raised."""
     # Long: a line or two for each thing that PostgreSQL may say, in the order in which they count.
@@ -136,9 +149,9 @@ def named(error: BaseException) -> StoreError:
     lost = isinstance(error, OSError) or type(error).__module__.startswith(_DRIVERS)
     if (lost and not state) or state.startswith(("08", "57", "53")):
         return StoreUnavailableError(
-            f"PostgreSQL can't be reached, or refused the login ({type(error).__name__}): check "
-            "that the server runs, its address and the network; then check user, password and "
-            "database. The call may or may not have been carried out"
+            f"PostgreSQL can't be reached, or refused the login ({_reason(error)}): check that the "
+            "server runs, its address and the network; then check user, password and database. The "
+            "call may or may not have been carried out"
         )
     # Never the server's own text: it may show the row, and so an answer.
     diagnosis = getattr(error, "diag", error)
