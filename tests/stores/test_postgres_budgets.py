@@ -20,7 +20,7 @@ OWN, MARK = b"o" * 16, b"f" * 32
 ROWS: dict[str, Any] = {
     "claim": (b"", 0, OWN, 7, MARK, 30_000, False, 1, False, None),
     "replay": (b"", 1, b"other", 7, MARK, 0, False, 1, False, b"j1"),
-    "complete": (b"", True),
+    "complete": (b"", True, False),
     "first seen": (b"", True),
 }
 BUDGETS = {

@@ -69,6 +69,7 @@ def every_statement(schema: str) -> Iterator[tuple[str, str]]:
     for name in ("write", "await_change", "sweep", "clear"):
         yield name, home.sql[name]
     yield "claim in a transaction", home.claim_in
+    yield "claim of a new key in a transaction", home.claim_in_new
     yield "complete in a transaction", home.complete_in
 
 

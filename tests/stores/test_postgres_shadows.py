@@ -168,7 +168,8 @@ def test_no_name_is_left_to_the_search_path() -> None:
     import re
 
     home = statements_in("here")
-    every = [*home.one.values(), *home.many.values(), home.claim_in, home.complete_in]
+    every = [*home.one.values(), *home.many.values()]
+    every += [home.claim_in, home.claim_in_new, home.complete_in]
     every += [home.sql[name] for name in ("write", "await_change", "sweep", "clear", "now")]
     keywords = r"greatest|least|coalesce|in|on|any|array|values|exists|select|as|and|or|not|from"
     keywords += r"|set|do|conflict|materialized|lateral|where|then|else|when|limit|oncekey_\w+"

@@ -7,14 +7,14 @@ import contextvars
 import functools
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from oncekey._core.call import Job
     from oncekey._core.flows import Claim
 
-__all__ = ["in_background", "outliving", "uncancelled"]
+__all__ = ["deaf", "in_background", "outliving", "uncancelled"]
 
 logger = logging.getLogger("oncekey")
 
@@ -38,22 +38,96 @@ def _done(task: asyncio.Task[Any]) -> None:
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     """Finish ``work`` even if this task is cancelled meanwhile, then be cancelled."""
-    task = asyncio.get_running_loop().create_task(work)
+    loop = asyncio.get_running_loop()
+    task = _begun(loop, work, contextvars.copy_context())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
+        over: asyncio.Future[None] = loop.create_future()  # cancelled in the place of the task
+        task.add_done_callback(functools.partial(_tell, over))
         try:
-            await asyncio.shield(task)
+            await over
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
-        except BaseException:  # noqa: BLE001 - task.result() raises it again below
-            break
     if cancelled is not None:
         if not task.cancelled():
             task.exception()  # taken note of: the cancellation is what the caller gets
         raise cancelled
     return task.result()
+
+
+def _tell(over: asyncio.Future[None], _: object) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+class deaf:  # noqa: N801 - read as ``await deaf(work)``
+    """``uncancelled`` without a task of its own, and without the turns of the loop that that takes.
+
+    Only for work in which nobody cancels this task, as ``asyncio.timeout`` does: it would not be
+    heard before the end.
+    """
+
+    __slots__ = ("_cancelled", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._cancelled: asyncio.CancelledError | None = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Finish the work, then be cancelled."""
+        steps: Any = self._work
+        error: BaseException | None = None
+        result: Any = None
+        while True:
+            try:
+                waits_for = steps.send(None) if error is None else steps.throw(error)
+            except StopIteration as end:
+                result = end.value
+                break
+            except BaseException:
+                if self._cancelled is not None:
+                    break  # the cancellation is what the caller gets
+                raise
+            error = None
+            try:
+                yield None if waits_for is None else _Deaf(waits_for, self)
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:  # noqa: BLE001 - it is the work's
+                if waits_for is None and isinstance(thrown, asyncio.CancelledError):
+                    self._cancelled = thrown
+                else:
+                    error = thrown
+        if self._cancelled is not None:
+            raise self._cancelled
+        return result
+
+    def cancel(self, message: Any) -> None:
+        """Take note of it for later."""
+        self._cancelled = asyncio.CancelledError(*(() if message is None else (message,)))
+
+
+class _Deaf:
+    """A future for a task to wait for, which goes on when the task is cancelled."""
+
+    __slots__ = ("_asyncio_future_blocking", "_future", "_told")
+
+    def __init__(self, future: Any, told: deaf) -> None:
+        future._asyncio_future_blocking = False
+        self._asyncio_future_blocking = True
+        self._future = future
+        self._told = told
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._future.get_loop()  # type: ignore[no-any-return]
+
+    def add_done_callback(self, done: Any, *, context: Any = None) -> None:
+        self._future.add_done_callback(done, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._told.cancel(msg)
+        return True  # so the task need not be
 
 
 FINISH_SECONDS = 3600.0  # how long a handler may go on without its caller, if nothing else is said
@@ -77,12 +151,8 @@ async def outliving(
         kept.add(task)
         over: asyncio.Future[None] = loop.create_future()  # cancelled in the place of the task
 
-        def done(task: asyncio.Task[T]) -> None:
-            kept.discard(task)
-            if not over.done():
-                over.set_result(None)
-
-        task.add_done_callback(done)
+        task.add_done_callback(kept.discard)
+        task.add_done_callback(functools.partial(_tell, over))
         try:
             await over
         except asyncio.CancelledError:

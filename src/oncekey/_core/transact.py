@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -29,7 +29,7 @@ from oncekey._core.flows import (
 )
 from oncekey._core.in_hand import in_hand
 from oncekey._core.sources import C
-from oncekey._core.tasks import in_background, uncancelled
+from oncekey._core.tasks import deaf, in_background, uncancelled
 from oncekey._core.transaction_flow import (
     Ask,
     Block,
@@ -150,7 +150,7 @@ class AsyncTransaction(Block, Generic[C]):
     async def _do(self, step: Step) -> Any:
         """Make the call that a flow asks for, and await it."""
         if isinstance(step, Whole):
-            return await uncancelled(adrive(step.flow, self._do))
+            return await self._uncancelled(adrive(step.flow, self._do))
         if isinstance(step, Ask):
             return await step.call(*step.args)
         if isinstance(step, Pause):
@@ -161,6 +161,8 @@ class AsyncTransaction(Block, Generic[C]):
             if deadline is None:
                 return await step[0](*step[1:])
             if connection is not None:
+                if connection.watch is not None:
+                    return await connection.watch.call(deadline, *step)
                 return await acall_in_time(connection.raw, deadline, *step)
             async with in_time(deadline):
                 return await step[0](*step[1:])
@@ -180,7 +182,12 @@ class AsyncTransaction(Block, Generic[C]):
 
     async def _settle(self, error: BaseException | None) -> Result | None:
         """The outcome is decided whatever happens to this task meanwhile."""
-        return await uncancelled(adrive(self._exit_flow(error), self._do))
+        return await self._uncancelled(adrive(self._exit_flow(error), self._do))
+
+    def _uncancelled(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Let a cancellation come after the work: nobody could tell how far it went."""
+        connection = self._connection
+        return (uncancelled if connection is None or connection.watch is None else deaf)(work)
 
     async def __aenter__(self) -> Tx[C]:
         return self._opened(await adrive(self._enter_flow(), self._do))

@@ -61,10 +61,13 @@ class DriverConnection:
         joined: The transaction was open before, and is the caller's to commit.
         flavour: ``postgresql`` or ``sqlite``.
         close: Takes back what was taken for this transaction; ``None``: it is the caller's.
+        watch: Ends it if a call is late, so that nobody has to be cancelled for that. ``None``: the
+            task is, which waits for the call.
     """
 
     flavour: str
     raw: Any = None
+    watch: Any = None
     joined = False
 
     def __init__(self, target: Any, close: Callable[[Any], Any] | None, awaits: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -20,6 +21,7 @@ __all__ = [
     "Attempts",
     "Deadline",
     "Late",
+    "Watch",
     "acall_in_time",
     "alimited",
     "call_in_time",
@@ -186,26 +188,56 @@ async def acall_in_time(
     connection: Any, deadline: Deadline, call: Callable[..., Awaitable[Any]], *args: Any
 ) -> Any:
     """Make one call and await it; one that is late ends its connection. See ``alimited``."""
-    if to_driver(connection) != "asyncpg":
-        async with alimited(connection, deadline):
-            return await call(*args)
-    # Whatever waits on a connection of asyncpg learns of its end at once: no need to cancel it.
-    late = False
-
-    def give_up() -> None:
-        nonlocal late
-        late = True
-        end(connection)
-
-    timer = asyncio.get_running_loop().call_later(deadline.left(), give_up)
-    try:
+    async with alimited(connection, deadline):
         return await call(*args)
-    except Exception:
-        if late:
-            raise Late from None
-        raise
-    finally:
-        timer.cancel()
+
+
+class Watch:
+    """Ends a connection of asyncpg whose call is late, with one timer for all of its calls.
+
+    Whatever waits on such a connection learns of its end at once: no need to cancel it.
+    """
+
+    __slots__ = ("_connection", "_late", "_timer", "_until")
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._late = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = math.inf  # while no call is under way
+
+    async def call(
+        self, deadline: Deadline, call: Callable[..., Awaitable[Any]], *args: Any
+    ) -> Any:
+        """Make one call and await it."""
+        left = deadline.left()
+        self._until = deadline.until
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        try:
+            return await call(*args)
+        except Exception:
+            if self._late:
+                raise Late from None
+            raise
+        finally:
+            self._until = math.inf
+
+    def _look(self) -> None:
+        left = self._until - time.monotonic()
+        if left == math.inf:
+            self._timer = None
+        elif left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            self._late = True
+            end(self._connection)
+
+    def stop(self) -> None:
+        """No more calls are to come."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Attempts:

@@ -12,6 +12,7 @@ from oncekey.drivers import (
     ended_refused,
     wrong_world,
 )
+from oncekey.drivers._deadlines import Watch
 from oncekey.errors import StoreUnavailableError, TransactionRefusedError
 
 __all__ = ["AsyncpgConnection", "connect"]
@@ -40,6 +41,7 @@ class AsyncpgConnection(DriverConnection):
     def __init__(self, target: Any, close: Callable[[Any], Any] | None, awaits: bool) -> None:
         super().__init__(target, close, awaits)
         self.raw = target
+        self.watch = Watch(target)
 
     def begin(self) -> Calls[None]:
         if self.target.is_closed():
@@ -83,3 +85,7 @@ class AsyncpgConnection(DriverConnection):
         while self._stack:
             yield (self._stack.pop().commit,)
         yield from self._give_back()
+
+    def _give_back(self) -> Calls[None]:
+        self.watch.stop()
+        yield from super()._give_back()

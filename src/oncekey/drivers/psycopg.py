@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,8 +57,8 @@ class PsycopgConnection(DriverConnection):
 
         kind: Any = psycopg.AsyncRawCursor if self.awaits else psycopg.RawCursor
         cursor = kind(self.target, row_factory=tuple_row)
-        yield (functools.partial(cursor.execute, sql, args, binary=True),)
-        return (yield (cursor.fetchall,)) if cursor.description else []
+        rows: list[Any] = yield _arows if self.awaits else _rows, cursor, sql, args
+        return rows
 
     # Psycopg itself refuses to commit inside its block; SQL that does is found later.
 
@@ -81,3 +80,15 @@ class PsycopgConnection(DriverConnection):
         while self._stack:
             yield from self._leave(None, None, None)
         yield from self._give_back()
+
+
+def _rows(cursor: Any, sql: str, args: list[Any]) -> list[Any]:
+    cursor.execute(sql, args, binary=True)
+    rows: list[Any] = cursor.fetchall() if cursor.description else []
+    return rows
+
+
+async def _arows(cursor: Any, sql: str, args: list[Any]) -> list[Any]:
+    await cursor.execute(sql, args, binary=True)
+    rows: list[Any] = await cursor.fetchall() if cursor.description else []
+    return rows

@@ -5,6 +5,7 @@ What is sent is yielded, and its rows are sent back: how drivers do that is no m
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -22,12 +23,14 @@ from oncekey.stores.postgres.statements import Statements
 
 __all__ = [
     "PgTransactionRecords",
+    "Recent",
     "Statement",
     "is_fence",
     "run_jobs",
 ]
 
 TRIES: Final = 5
+_WON: Final = Verdict.WON
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 
 Rows = Sequence[Sequence[Any]]
@@ -58,30 +61,57 @@ def lock_number(tenant: str, digest: bytes) -> int:
 # Which calls go together
 
 
-def run_jobs(
-    home: Statements, tenant: str, jobs: Sequence[Job], new: dict[str, bool] | None = None
-) -> Steps:
-    """The statements for ``jobs``; fills each of them in.
+class Recent:
+    """What the last calls were like. It decides what is looked for first, never what is found.
 
-    ``new`` is what the last batch of a kind was like: most keys were new, or they were known. It
-    decides which is looked for first, never what is found.
+    Attributes:
+        in_a_row: The last claims: so many were for new keys or, below 0, for known ones.
+        batches: Of what kinds of call the last batch had mostly new keys, and of which it had not.
+        transactions: Whether the last claim in a transaction was for a new key.
     """
-    if len(jobs) == 1:
-        return _send(home, tenant, jobs[0].method, jobs, _ALONE)
-    return _share(home, tenant, jobs, {} if new is None else new)
+
+    __slots__ = ("batches", "in_a_row", "transactions")
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.batches: dict[str, bool] = {}
+        self.transactions = True
+
+    def claimed(self, reply: ClaimReply) -> bool:
+        """Take note of a claim. True: it was won."""
+        row = self.in_a_row
+        if reply.verdict is _WON:
+            self.in_a_row = row + 1 if row > 0 else 1
+            return True
+        self.in_a_row = row - 1 if row < 0 else -1
+        return False
+
+
+def run_jobs(
+    home: Statements, tenant: str, jobs: Sequence[Job], recent: Recent | None = None
+) -> Steps:
+    """The statements for ``jobs``; fills each of them in."""
+    if len(jobs) > 1:
+        return _share(home, tenant, jobs, recent or Recent())
+    kind, which = jobs[0].method, _ALONE
+    if kind == "claim" and recent is not None:
+        row = recent.in_a_row
+        which = _FRESH if row >= SURE else _LOOK if row <= -SURE else _ALONE
+    return _send(home, tenant, kind, jobs, which)
 
 
 def _releases_last(group: tuple[tuple[str, Terms | None], list[Job]]) -> bool:
     return group[0][0] == "release"
 
 
-def _share(home: Statements, tenant: str, jobs: Iterable[Job], new: dict[str, bool]) -> Steps:
+def _share(home: Statements, tenant: str, jobs: Iterable[Job], recent: Recent) -> Steps:
     """Calls of one kind and one set of terms share a statement.
 
     Of several for one key only the first is sent where the others' answers follow from its own,
     else they get a statement of their own. Releases go last: one may be of a claim of the same
     batch, whose caller has gone.
     """
+    new = recent.batches
     groups: dict[tuple[str, Terms | None], list[Job]] = {}
     for job in jobs:
         last = job.args[-1]
@@ -142,6 +172,9 @@ _FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
 _KNOWN: Final = {"peek": "read"}
 _NEW: Final = {"peek": "read", "claim": "claim_new", "mark": "mark_new"}
 _ALONE: Final = {"peek": "read", "mark": "mark_new"}
+_FRESH: Final = {"claim": "claim_fresh"}
+_LOOK: Final = {"claim": "claim_known"}
+SURE: Final = 4  # so many claims in a row of one sort, and the next is taken to be of it
 
 
 @functools.lru_cache(maxsize=256)
@@ -162,10 +195,10 @@ def _asked(tenant: str, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     digest, label = key.digest, key.scope.label
     if not label.isascii():
         label = f"sha256:{key.scope.hash}"
-    if kind == "read" or kind == "peek":
+    if kind in _LOOKS:
         return digest, label
     lock = lock_number(tenant, digest)
-    if kind == "mark" or kind == "look":
+    if kind in ("mark", "look"):
         return digest, label, lock
     return digest, label, args[1], args[2], lock, *args[3:-1]
 
@@ -202,6 +235,9 @@ def _send(
     read = _READ.get(kind)
     if len(jobs) == 1 and rows:
         jobs[0].result = read(rows[0], *jobs[0].args[1:]) if read is not None else rows[0][1]
+        if kind == "complete" and rows[0][-1]:
+            with contextlib.suppress(StoreError):  # it is done: who is not told looks for itself
+                yield Statement(home.sql["announce"], [tenant, jobs[0].args[0].digest])
         return
     found = {row[0]: row for row in rows}
     left = []
@@ -329,10 +365,11 @@ class PgTransactionRecords(TransactionRecords):
 
     flavour = "postgresql"
 
-    def __init__(self, home: Statements, tenant: str, store_id: str) -> None:
+    def __init__(self, home: Statements, tenant: str, store_id: str, recent: Recent) -> None:
         self._home = home
         self._tenant = tenant
         self._store_id = store_id
+        self._recent = recent
         self._transaction = ""
 
     def claim(
@@ -341,7 +378,13 @@ class PgTransactionRecords(TransactionRecords):
         asked = _asked(self._tenant, "claim", (key, owner, fingerprint, terms))
         args = [self._tenant, *asked, *_terms("claim", terms)]
         joined: bool = on.joined
-        rows = yield from on.execute(self._home.claim_in, [*args, self._store_id, joined])
+        args += [self._store_id, joined]
+        if self._recent.transactions:
+            rows = yield from on.execute(self._home.claim_in_new, args)
+            if rows:
+                fence, self._transaction = rows[0]
+                return ClaimReply(_WON, fence, terms.lease_ms, 1, None)
+        rows = yield from on.execute(self._home.claim_in, args)
         if not rows:
             raise hidden(key)
         row = rows[0]
@@ -358,7 +401,9 @@ class PgTransactionRecords(TransactionRecords):
                 "oncekey open it: pass a connection without an open transaction"
             )
         self._transaction = transaction
-        return claim_reply(row, owner, fingerprint, terms)
+        reply = claim_reply(row, owner, fingerprint, terms)
+        self._recent.transactions = reply.verdict is _WON
+        return reply
 
     def complete(
         self, on: Any, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
@@ -366,9 +411,14 @@ class PgTransactionRecords(TransactionRecords):
         asked = _asked(self._tenant, "complete", (key, owner, fence, answer, terms))
         args = [self._tenant, *asked, *_terms("complete", terms), self._transaction]
         rows = yield from on.execute(self._home.complete_in, args)
-        if rows and rows[0][2] != self._transaction:
-            raise ended_refused("connection")
-        return bool(rows) and rows[0][1] is True
+        if not rows:
+            rows = yield from on.execute(self._home.sql["transaction"], [])
+            if rows[0][0] != self._transaction:
+                raise ended_refused("connection")
+            return False
+        if rows[0][3]:
+            yield from on.execute(self._home.sql["announce"], [self._tenant, key.digest])
+        return True
 
     def named(self, error: BaseException) -> StoreError:
         return named(error)

@@ -15,7 +15,7 @@ from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Key, Record, State, check_text
 from oncekey.stores._waiters import Waiters
 from oncekey.stores.postgres.addresses import plain
-from oncekey.stores.postgres.calls import Statement
+from oncekey.stores.postgres.calls import Recent, Statement
 from oncekey.stores.postgres.errors import named
 from oncekey.stores.postgres.schema import Migration
 from oncekey.stores.postgres.statements import Statements
@@ -43,7 +43,7 @@ class Flows:
         self._listen = listen
         self._home: Statements | None = None  # once the schema was looked at
         self._store_id = ""
-        self._mostly_new: dict[str, bool] = {}  # what the last batches of each kind were like
+        self._recent = Recent()
         self._new_records = 0
         self._start_over()
 

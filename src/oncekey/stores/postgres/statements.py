@@ -96,10 +96,10 @@ def _located(sql: str, schema: str) -> str:
 
 _CALLS: Final = {name: sql for name, sql in _STATEMENTS.items() if "{asked" in sql}
 _CLAIM_IN: Final = _CALLS.pop("claim_in")
-_COMPLETE_IN: Final = (
-    f"{_CALLS['complete']} UNION ALL SELECT key, false, {{told}} FROM asked"
-    " WHERE NOT EXISTS (SELECT FROM settled)"
-)
+_CLAIM_IN_NEW: Final = _CALLS.pop("claim_in_new")
+# What one call may ask by itself.
+_ALONE: Final = {name: _CALLS.pop(name) for name in ("claim_fresh", "claim_known")}
+_COMPLETE: Final = _CALLS.pop("complete_alone")
 _OF_TRANSACTION: Final = {  # $11: the transaction that claimed
     "guard": "pg_current_xact_id()::text = $11::text",
     "told": "pg_current_xact_id()::text",
@@ -119,6 +119,7 @@ class Statements(NamedTuple):
     many: dict[str, str]  # for calls that share a round trip
     sql: dict[str, str]
     claim_in: str
+    claim_in_new: str
     complete_in: str
 
 
@@ -131,9 +132,13 @@ def statements_in(schema: str) -> Statements:
         return _located(_sure(_ASKED.sub(asked, sql)), schema)
 
     return Statements(
-        {name: ready(sql, _for_one) for name, sql in _CALLS.items()},
+        {
+            name: ready(sql, _for_one)
+            for name, sql in {**_CALLS, **_ALONE, "complete": _COMPLETE}.items()
+        },
         {name: ready(sql, _for_many) for name, sql in _CALLS.items()},
         {name: _located(sql, schema) for name, sql in SQL.items()},
         ready(_CLAIM_IN, _for_one, **{"from": "open"}),
-        ready(_COMPLETE_IN, _for_one, **_OF_TRANSACTION),
+        ready(_CLAIM_IN_NEW, _for_one),
+        ready(_COMPLETE, _for_one, **_OF_TRANSACTION),
     )

@@ -127,6 +127,22 @@ taken AS (
 ), seen AS ({part_standing} AND a.key NOT IN (SELECT taken.key FROM taken))
 SELECT {part_reply} FROM seen UNION ALL SELECT {part_reply} FROM taken
 
+-- name: claim_fresh
+-- The same for one call, where the last ones were for new keys: it looks for nothing. No row: see
+-- 'claim_new'. It is sent what 'claim' is, so that $9 and $10 are here, too.
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint}
+{part_new_claim}
+WHERE ($9::bigint, $10::bigint) IS NOT NULL AND pg_try_advisory_xact_lock_shared(o.lock)
+ON CONFLICT (tenant, key) DO NOTHING
+RETURNING t.key, t.state, t.owner, t.fence, t.fingerprint, $7::bigint, false, 1, false, NULL::bytea
+
+-- name: claim_known
+-- The same for one call, where the last ones were for known keys: it only looks. No row: the key is
+-- new, or to be taken, which 'claim' does.
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint}
+SELECT {part_reply} FROM ({part_standing}) t
+WHERE ($7::bigint, $8::bigint) IS NOT NULL AND (SELECT a.lock FROM asked a) IS NOT NULL
+
 -- name: claim_in
 -- The same inside a caller's transaction, which has the key in hand from here on. Nothing is taken
 -- unless $12 is the store's id and, where the transaction was open before ($13), it sees what others
@@ -158,6 +174,21 @@ open AS MATERIALIZED (
 SELECT r.key, r.state, r.owner, r.fence, r.fingerprint, r.lease_left, r.late, r.attempts,
     r.takeover, r.answer, here.store::text, here.isolation, r.transaction
 FROM reply r, here
+
+-- name: claim_in_new
+-- The same for a key that is most likely new: nothing is looked for before, and all that is not known
+-- of a record that was just made is its fence. No row: it is not new, or not to be taken; 'claim_in'
+-- says which. It is sent the same, so that $9 and $10 are here, too.
+WITH asked AS {asked: key bytea, scope text, owner bytea, fingerprint bytea, lock bigint}
+{part_new_claim}
+WHERE CASE
+    WHEN (SELECT store_id FROM oncekey_state) IS DISTINCT FROM $12::uuid THEN false
+    WHEN $13::boolean AND current_setting('transaction_isolation')
+        NOT IN ('read committed', 'read uncommitted') THEN false
+    WHEN ($9::bigint, $10::bigint) IS NULL THEN false
+    ELSE pg_try_advisory_xact_lock(o.lock) END
+ON CONFLICT (tenant, key) DO NOTHING
+RETURNING t.fence, pg_current_xact_id()::text
 
 -- name: part_marked
 -- A key that was seen, for as long as that is remembered.
@@ -264,6 +295,28 @@ settled AS (
     RETURNING t.key
 ), {part_announced}
 SELECT key, true AS held, {told} FROM settled, announced
+
+-- name: complete_alone
+-- The same for one call. Whether somebody waits is told: then 'announce' is sent, too.
+WITH asked AS
+    {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea}
+UPDATE oncekey_records t
+SET state = 1, lease_until = 0, answer = a.answer,
+    expires_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END,
+    purge_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END + $9::bigint
+FROM {of_mine}
+RETURNING t.key, true AS held, {told}, EXISTS (
+    SELECT FROM oncekey_waiters w WHERE w.tenant = t.tenant AND w.key = t.key) AS waited
+
+-- name: announce
+-- $1 tenant, $2 key
+WITH told AS (
+    DELETE FROM oncekey_waiters w WHERE w.tenant = $1::text AND w.key = $2::bytea RETURNING w.note
+)
+SELECT count(pg_notify('oncekey', note::text)) FROM told
+
+-- name: transaction
+SELECT pg_current_xact_id()::text
 
 -- name: release
 -- $1 tenant, then what is asked; a fence that is NULL is any

@@ -15,7 +15,7 @@ from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import AsyncSweepable, AsyncTransactional, Loan, Store, Sweepable, Transactional
 from oncekey.drivers._deadlines import Deadline
 from oncekey.errors import StoreConfigError, StoreError
-from oncekey.models import ClaimReply, Key, Record, Terms, Verdict
+from oncekey.models import ClaimReply, Key, Record, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import Job, LoopBatch, ThreadBatch
 from oncekey.stores.postgres.addresses import chosen_driver, driver_of, need, own_options, plain
@@ -30,8 +30,6 @@ from oncekey.stores.postgres.schema import check, migrate
 from oncekey.stores.postgres.statements import SQL, Statements
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "open_async", "open_sync"]
-
-_WON = Verdict.WON
 
 
 class PostgresStore(Browsing, Counting, Flows, Transactional, Store, Sweepable, Forking):
@@ -95,7 +93,7 @@ class PostgresStore(Browsing, Counting, Flows, Transactional, Store, Sweepable, 
             for job in jobs:
                 job.error = copy.copy(error)
             return
-        steps = run_jobs(home, self.tenant, jobs, self._mostly_new)
+        steps = run_jobs(home, self.tenant, jobs, self._recent)
         drive(steps, lambda step: self._source.fetch(lane, *step, deadline=deadline))
 
     def _ready(self, deadline: Deadline | None = None) -> Statements:
@@ -135,7 +133,7 @@ class PostgresStore(Browsing, Counting, Flows, Transactional, Store, Sweepable, 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``Store``. One statement; a replay writes nothing."""
         reply: ClaimReply = self._claims.submit("claim", (key, owner, fingerprint, terms))
-        if reply.verdict is _WON:
+        if self._recent.claimed(reply):
             self._maybe_sweep()
         return reply
 
@@ -194,7 +192,7 @@ class PostgresStore(Browsing, Counting, Flows, Transactional, Store, Sweepable, 
     def records(self) -> PgTransactionRecords:
         """See ``Transactional``."""
         home = self._ready()
-        return PgTransactionRecords(home, self.tenant, self._store_id)
+        return PgTransactionRecords(home, self.tenant, self._store_id, self._recent)
 
     def lend(self, loan: Loan) -> None:
         """See ``Transactional``."""
@@ -302,7 +300,7 @@ class AsyncPostgresStore(
         until = max(jobs[0].begun + seconds, time.monotonic() + seconds / 10)
         deadline = Deadline(seconds, until)
         home = self._home or await self._ready(deadline)
-        steps = run_jobs(home, self.tenant, jobs, self._mostly_new)
+        steps = run_jobs(home, self.tenant, jobs, self._recent)
         await adrive(steps, lambda step: self._source.fetch(lane, *step, deadline=deadline))
 
     async def _ready(self, deadline: Deadline | None = None) -> Statements:
@@ -338,7 +336,7 @@ class AsyncPostgresStore(
         args = (key, owner, fingerprint, terms)
         lanes = self._loops.get(asyncio.get_running_loop()) or self._lanes()
         reply: ClaimReply = await lanes.claims.submit("claim", args)
-        if reply.verdict is _WON:
+        if self._recent.claimed(reply):
             self._maybe_sweep()
         return reply
 
@@ -403,7 +401,7 @@ class AsyncPostgresStore(
     async def records(self) -> PgTransactionRecords:
         """See ``AsyncTransactional``."""
         home = await self._ready()
-        return PgTransactionRecords(home, self.tenant, self._store_id)
+        return PgTransactionRecords(home, self.tenant, self._store_id, self._recent)
 
     async def lend(self, loan: Loan) -> None:
         """See ``AsyncTransactional``."""
