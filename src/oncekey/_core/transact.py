@@ -187,7 +187,7 @@ class AsyncTransaction(Block, Generic[C]):
     def _uncancelled(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Let a cancellation come after the work: nobody could tell how far it went."""
         connection = self._connection
-        return (uncancelled if connection is None or connection.watch is None else deaf)(work)
+        return (deaf if connection is not None and connection.never_cancels else uncancelled)(work)
 
     async def __aenter__(self) -> Tx[C]:
         return self._opened(await adrive(self._enter_flow(), self._do))

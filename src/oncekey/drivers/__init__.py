@@ -61,12 +61,13 @@ class DriverConnection:
         joined: The transaction was open before, and is the caller's to commit.
         flavour: ``postgresql`` or ``sqlite``.
         close: Takes back what was taken for this transaction; ``None``: it is the caller's.
-        watch: Ends it if a call is late, so that nobody has to be cancelled for that. ``None``: the
-            task is, which waits for the call.
+        never_cancels: No call of it cancels the task that waits for it, as time limits do.
+        watch: Ends it if a call is late, which does not cancel anybody. ``None``: it has none.
     """
 
     flavour: str
     raw: Any = None
+    never_cancels = False
     watch: Any = None
     joined = False
 
@@ -83,6 +84,10 @@ class DriverConnection:
     def execute(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
         """The rows that a statement gives."""
         raise NotImplementedError
+
+    def execute_last(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
+        """The same for the last one of a transaction: if it gives a row, it may be committed."""
+        return (yield from self.execute(sql, args))
 
     def must_be_open(self) -> None:
         """Raise if the transaction was ended by somebody else, as far as the driver knows."""

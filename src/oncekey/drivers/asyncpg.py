@@ -37,6 +37,7 @@ class AsyncpgConnection(DriverConnection):
     """An asyncpg ``Connection``."""
 
     flavour = "postgresql"
+    never_cancels = True
 
     def __init__(self, target: Any, close: Callable[[Any], Any] | None, awaits: bool) -> None:
         super().__init__(target, close, awaits)

@@ -25,7 +25,9 @@ class SQLiteConnection(DriverConnection):
     """A connection to a file, which has one writer at a time."""
 
     flavour = "sqlite"
+    never_cancels = True
     _begun = False
+    _committed = False
     _points = 0
 
     def begin(self) -> Calls[None]:
@@ -33,10 +35,15 @@ class SQLiteConnection(DriverConnection):
         self.joined = self.target.in_transaction
         if not self.joined:
             self._begun = True
-            # A store's own connections begin, and set the savepoint too, in one step.
+            # A store's own connections begin, and set the savepoint too, in one step: or along with
+            # the first statement, where each is a change of threads.
             begin = getattr(self.target, "begin_immediate", None)
             if begin is not None:
                 yield (begin,)
+                self._points = 1
+                return
+            if self._own is not None:
+                self._own.begins = True
                 self._points = 1
                 return
             yield self.target.execute, "BEGIN IMMEDIATE"
@@ -45,6 +52,31 @@ class SQLiteConnection(DriverConnection):
     def execute(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
         rows: list[Any] = yield self._arows if self.awaits else self._rows, sql, args
         return rows
+
+    @property
+    def _own(self) -> Any:
+        """What is behind a connection of aiosqlite that a store has made."""
+        return getattr(self.target, "own", None)
+
+    def execute_last(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
+        own = self._own
+        if own is None or self.joined or self.target.row_factory is not None:
+            return (yield from self.execute(sql, args))
+        own.ends = True
+        try:
+            rows = yield from self.execute(sql, args)
+        except StoreError as error:
+            self._refuse_ended(error)
+            raise
+        finally:
+            own.ends = False
+        self._committed = own.released is True
+        return rows
+
+    def _refuse_ended(self, error: StoreError) -> None:
+        """Raise what it means if a transaction could not be committed since it was not there."""
+        if getattr(self._own or self.target, "released", False) is False:
+            raise ended_refused("connection") from error
 
     def _rows(self, sql: str, args: list[Any]) -> list[Any]:
         cursor = self.target.cursor()
@@ -79,15 +111,19 @@ class SQLiteConnection(DriverConnection):
 
     def commit(self) -> Calls[None]:
         points, self._points = self._points, 0  # from here on it is the caller's, if we joined
+        if self._committed:
+            self._begun = False
+            yield from self._give_back()
+            return
         end = None if self.joined else getattr(self.target, "end_own", None)
+        if self._own is not None:
+            self._own.released = False  # or we would not be here
         try:
             yield (end,) if end is not None else (self.target.execute, "RELEASE oncekey_1")
         except StoreError as error:
             self._points = points
-            own = getattr(self.target, "own", self.target)
-            if getattr(own, "released", False):
-                raise  # by the commit
-            raise ended_refused("connection") from error
+            self._refuse_ended(error)
+            raise  # by the commit
         if not self.joined:
             if end is None:
                 yield self.target.execute, "COMMIT"
@@ -100,6 +136,8 @@ class SQLiteConnection(DriverConnection):
                 yield from self._end()
         finally:
             self._begun, self._points = False, 0
+            if self._own is not None:
+                self._own.begins = False  # of a first statement that never came
             yield from self._give_back()
 
     def _give_back(self) -> Calls[None]:

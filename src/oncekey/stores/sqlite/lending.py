@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from oncekey.abc import Loan
 from oncekey.errors import TransactionRefusedError
@@ -97,9 +97,14 @@ class _Place:
         if self.lock is not None:
             with contextlib.suppress(RuntimeError):  # it was woken already
                 self.lock.release()
-        if self.future is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                self.future.get_loop().call_soon_threadsafe(_awake, self.future)
+        future = self.future
+        if future is not None and not future.done():
+            loop = future.get_loop()
+            if asyncio._get_running_loop() is loop:  # in this thread: no need to ring for it
+                future.set_result(None)
+            else:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    loop.call_soon_threadsafe(_awake, future)
 
 
 def _awake(future: asyncio.Future[None]) -> None:
@@ -137,9 +142,6 @@ class _AsyncTurn(_Turn):
         self.end()
 
 
-BEGIN: Final = "BEGIN IMMEDIATE;SAVEPOINT oncekey_1"
-END: Final = "RELEASE oncekey_1;COMMIT"
-
 # What a block may do to a connection that would be there for the next.
 _LASTING: Final = frozenset(
     {
@@ -159,12 +161,17 @@ class OwnConnection(sqlite3.Connection):
     Attributes:
         until: When to stop waiting, on the monotonic clock.
         changed: A block has set a pragma or attached something: not to be lent to another.
-        released: The last ``END`` found the savepoint of its ``BEGIN``.
+        released: Whether the savepoint was there that a transaction begins with; ``None``: nobody
+            has looked yet.
+        begins: The next statement begins a transaction first; and
+        ends: it commits it, if it gives a row. So aiosqlite makes both in one change of threads.
     """
 
     until = math.inf
     changed = False
-    released = False
+    released: bool | None = None
+    begins = False
+    ends = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -180,32 +187,31 @@ class OwnConnection(sqlite3.Connection):
         self.changed = True
         super().set_authorizer(authorizer_callback)
 
-    def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
-        """Ours go statement by statement, as Python would commit before a script; others as ever.
-
-        So aiosqlite has several made in one change of threads.
-        """
-        if sql_script == BEGIN:
+    def execute(self, *statement: Any) -> Any:
+        """A statement, and what is to be done along with it."""
+        if self.begins:
+            self.begins = False
             self.begin_immediate()
-        elif sql_script == END:
+        if not self.ends:
+            return super().execute(*statement)
+        self.ends, self.released = False, None
+        rows = super().execute(*statement).fetchall()
+        if rows:
             self.end_own()
-        else:
-            return super().executescript(sql_script)
-        return self.cursor()
+        return _Rows(rows)
 
     def begin_immediate(self) -> None:
         """Begin, and set the savepoint whose absence tells that somebody else ended it."""
-        begin, savepoint = BEGIN.split(";")
-        patiently(lambda: self.execute(begin), self.until)
-        self.execute(savepoint)
+        execute = super().execute
+        patiently(lambda: execute("BEGIN IMMEDIATE"), self.until)
+        execute("SAVEPOINT oncekey_1")
 
     def end_own(self) -> None:
         """Commit, if it is still the transaction that was begun."""
         self.released = False
-        release, commit = END.split(";")
-        self.execute(release)
+        super().execute("RELEASE oncekey_1")
         self.released = True
-        self.execute(commit)
+        super().execute("COMMIT")
 
     @property
     def usable(self) -> bool:
@@ -214,6 +220,15 @@ class OwnConnection(sqlite3.Connection):
             return self.total_changes >= 0 and not self.changed
         except sqlite3.ProgrammingError:
             return False
+
+
+class _Rows(NamedTuple):
+    """What a cursor gave whose transaction is over."""
+
+    rows: list[Any]
+
+    def fetchall(self) -> list[Any]:
+        return self.rows
 
 
 def lend(database: Database, loan: Loan) -> None:
@@ -311,8 +326,6 @@ async def _opened(database: Database) -> Any:
         await connection.execute(f"PRAGMA synchronous={database.durability.upper()}")
         connection.own = made[0]
         connection.own.changed = False
-        connection.begin_immediate = functools.partial(connection.executescript, BEGIN)
-        connection.end_own = functools.partial(connection.executescript, END)
         return connection
 
     opening = asyncio.ensure_future(opened())

@@ -70,7 +70,7 @@ class SQLiteTransactionRecords(TransactionRecords):
             _, record = transitions.settle(self._claimed, event, owner, fence, terms, now, answer)
             if record is not None:
                 values = [*record, key.digest, owner, fence]
-                if (yield from on.execute(_UPDATE_OWN, values)):
+                if (yield from on.execute_last(_UPDATE_OWN, values)):
                     return True
         rows = yield from on.execute(SQL["read"], [key.digest])
         if not rows:
