@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,18 @@ __all__ = [
 
 MAX_KEY_LENGTH = 1024
 """The longest key, sender or scope part, in characters. Hash longer ids before you pass them."""
+
+
+def _first_digest(data: bytes) -> Any:
+    """Load SHA-256 with the first digest: it brings OpenSSL, which not every process needs."""
+    global _sha256
+    from hashlib import sha256
+
+    _sha256 = sha256
+    return sha256(data)
+
+
+_sha256: Callable[[bytes], Any] = _first_digest
 
 
 def check_text(value: str, what: str, limit: int = MAX_KEY_LENGTH) -> str:
@@ -132,7 +144,7 @@ class Scope:
         self.prefix = b"%d" % len(encoded) + b"".join(b":%d:%b" % (len(p), p) for p in encoded)
         label = ":".join((kind, *parts))
         if len(label) > 200 or not label.isprintable() or label.startswith("sha256:"):
-            label = "sha256:" + hashlib.sha256(self.prefix).hexdigest()
+            label = "sha256:" + _sha256(self.prefix).hexdigest()
         self.label = label
 
     def __eq__(self, other: object) -> bool:
@@ -147,7 +159,7 @@ class Scope:
     @property
     def hash(self) -> str:
         """Twelve hex digits that stand for the scope in logs and events."""
-        return hashlib.sha256(self.prefix).hexdigest()[:12]
+        return str(_sha256(self.prefix).hexdigest())[:12]
 
 
 class Key:
@@ -177,7 +189,7 @@ class Key:
         """SHA-256 over the length-prefixed scope and the name: 32 bytes, computed once."""
         digest = self._digest
         if digest is None:
-            digest = hashlib.sha256(self.scope.prefix + b"|" + self.name.encode()).digest()
+            digest = _sha256(self.scope.prefix + b"|" + self.name.encode()).digest()
             self._digest = digest
         return digest
 
