@@ -298,9 +298,9 @@ def several(store: PostgresStore) -> None:
         use(store, str(number))
 
 
-async def aseveral(store: AsyncPostgresStore) -> None:
+async def aseveral(store: AsyncPostgresStore, begin: str = "") -> None:
     for number in range(4):
-        await ause(store, str(number))
+        await ause(store, f"{begin}{number}")
 
 
 def test_the_pooler_moves_clients_about(pg_url: str) -> None:
@@ -317,8 +317,8 @@ async def test_the_pooler_moves_async_clients_about(pg_url: str, driver: str) ->
     """With prepared statements an async store breaks behind a transaction pooler too."""
 
     async def for_a_while(store: AsyncPostgresStore) -> None:
-        for _ in range(4):
-            await aseveral(store)
+        for again in "abcd":
+            await aseveral(store, again)
             await store.now()  # an odd number of turns: nobody keeps its place by luck
 
     with TransactionPooler(pg_url) as pooler:

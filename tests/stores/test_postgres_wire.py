@@ -190,6 +190,7 @@ def test_threads_share_a_round_trip(wire: Wire) -> None:
     with PostgresStore(wire.url) as store, ThreadPoolExecutor(50) as threads:
         store.claim(key("warm"), new_owner(), b"f", TERMS)
         list(threads.map(lambda n: store.claim(key(f"w{n}"), new_owner(), b"", TERMS), range(50)))
+        store.claim(key("alone"), new_owner(), b"f", TERMS)  # prepared, after so many new ones
         wire.hold()
         with wire.counted() as count:
             claims = [

@@ -25,7 +25,7 @@ GRACE_MS: Final = 60_000  # records outlive their time by this, so that clocks m
 # owner, fingerprint and answer.
 _HEAD = struct.Struct("<qqqIBBH?")
 _HEAD_BYTES: Final = _HEAD.size
-_unpack_head = _HEAD.unpack_from
+_pack_head, _unpack_head = _HEAD.pack, _HEAD.unpack_from
 _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
@@ -36,18 +36,10 @@ Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record,
 
 
 def pack(record: Record) -> bytes:
-    answer = record.answer
-    head = _HEAD.pack(
-        record.fence,
-        record.expires_at,
-        record.purge_at,
-        record.attempts,
-        record.state,
-        len(record.owner),
-        len(record.fingerprint),
-        answer is not None,
-    )
-    return b"".join((head, record.owner, record.fingerprint, answer or b""))
+    state, owner, fence, mark, _, expires_at, purge_at, attempts, answer = record
+    sizes = len(owner), len(mark), answer is not None
+    head = _pack_head(fence, expires_at, purge_at, attempts, state, *sizes)
+    return b"".join((head, owner, mark, answer or b""))
 
 
 def unpack(slot: Slot) -> Record:
