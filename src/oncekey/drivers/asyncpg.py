@@ -88,5 +88,7 @@ class AsyncpgConnection(DriverConnection):
         yield from self._give_back()
 
     def _give_back(self) -> Calls[None]:
-        self.watch.stop()
-        yield from super()._give_back()
+        try:
+            yield from super()._give_back()
+        finally:
+            self.watch.stop()
