@@ -172,6 +172,7 @@ class IdempotencyStore:
         on_outage: OnOutage | None = None,
         journal: JournalPath | None = None,
     ) -> None:
+        # Long: a line for each of two dozen options, and then one or two for what it sets.
         check_seconds(ttl_seconds=ttl_seconds, wait_seconds=wait_seconds)
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(

@@ -306,6 +306,8 @@ def acquire(
         A ``Claim`` if this call is to run, else the reply: a replay, a conflict, an expired key,
         or a holder that was still running when the wait ended. Nobody waits for itself.
     """
+    # Long: it is the protocol, to be read in one piece, and each part of it needs what the others
+    # have found out.
     if held_here(key, store):
         return _OWN
     monotonic = plan.monotonic

@@ -11,6 +11,8 @@
 -- waiting for it. {guard} and {told} are for such transactions: what must hold before anything is
 -- written, and what the caller is told. {unseen}: not among the rows of 'seen'. {held}
 -- and {of_mine}: the records that callers hold, for one or for many.
+--
+-- Long: every statement on the records, as what one of them does the others must agree with.
 
 -- name: part_standing
 -- A record that a claim leaves as it is. What needs no change is answered without a lock or a
@@ -281,6 +283,11 @@ told AS (
     SELECT count(pg_notify('oncekey', note::text)) FROM told
 )
 
+-- name: part_completed
+SET state = 1, lease_until = 0, answer = a.answer,
+    expires_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END,
+    purge_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END + $9::bigint
+
 -- name: complete
 -- $1 tenant, then what is asked, $8 ttl, $9 skew plus remember, $10 sticky. No row: not held, or a
 -- transaction has the key in hand; 'look' says which.
@@ -288,9 +295,7 @@ WITH asked AS
     {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea}{held},
 settled AS (
     UPDATE oncekey_records t
-    SET state = 1, lease_until = 0, answer = a.answer,
-        expires_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END,
-        purge_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END + $9::bigint
+    {part_completed}
     FROM {of_mine}
     RETURNING t.key
 ), {part_announced}
@@ -301,9 +306,7 @@ SELECT key, true AS held, {told} FROM settled, announced
 WITH asked AS
     {asked: key bytea, scope text, owner bytea, fence bigint, lock bigint, answer bytea}
 UPDATE oncekey_records t
-SET state = 1, lease_until = 0, answer = a.answer,
-    expires_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END,
-    purge_at = CASE WHEN $10::boolean THEN t.expires_at ELSE {now} + $8::bigint END + $9::bigint
+{part_completed}
 FROM {of_mine}
 RETURNING t.key, true AS held, {told}, EXISTS (
     SELECT FROM oncekey_waiters w WHERE w.tenant = t.tenant AND w.key = t.key) AS waited
