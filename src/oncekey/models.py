@@ -16,6 +16,7 @@ __all__ = [
     "MAX_KEY_LENGTH",
     "CachedResponse",
     "ClaimReply",
+    "ClaimVerdict",
     "Entry",
     "Key",
     "Page",
@@ -112,7 +113,7 @@ class State(IntEnum):
     RELEASED = 2
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """How a store answers a claim."""
 
     WON = "won"
@@ -120,6 +121,10 @@ class Verdict(StrEnum):
     IN_FLIGHT = "in_flight"
     CONFLICT = "conflict"
     EXPIRED = "expired"
+
+
+Verdict = ClaimVerdict
+"""The name of ``ClaimVerdict`` in earlier versions; ``oncekey.signatures.Verdict`` is another."""
 
 
 class Scope:
@@ -281,7 +286,7 @@ class ClaimReply(NamedTuple):
     the holder is the very code that asks, further out.
     """
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     fence: int
     lease_ms: int
     attempts: int

@@ -75,3 +75,23 @@ def test_a_memory_store_is_imported_without_dataclasses() -> None:
     code = "import sys; from oncekey import MemoryBackend; print('dataclasses' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
+
+
+def test_a_memory_store_needs_no_digests() -> None:
+    """OpenSSL, a sixth of the first import, is loaded when somebody makes a digest."""
+    code = (
+        "import sys; from oncekey import MemoryBackend; from oncekey.models import Key, Scope;"
+        "before = '_hashlib' in sys.modules; Key(Scope('once', 's'), 'k').digest;"
+        "print(before, '_hashlib' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+
+
+def test_the_verdict_on_a_claim_has_one_name_of_its_own() -> None:
+    """``Verdict`` of a claim is an older name; that of a signature is another thing."""
+    from oncekey import signatures
+
+    assert models.Verdict is models.ClaimVerdict
+    assert signatures.Verdict is not models.ClaimVerdict
+    assert repr(models.ClaimVerdict.WON) == "<ClaimVerdict.WON: 'won'>"

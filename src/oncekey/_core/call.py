@@ -42,7 +42,7 @@ from oncekey.errors import (
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit
 from oncekey.instrument.timings import ended, started
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 
 __all__ = [
     "CURRENT",
@@ -66,7 +66,7 @@ logger = logging.getLogger("oncekey")
 
 T = TypeVar("T")
 
-_WON, _REPLAY = Verdict.WON, Verdict.REPLAY
+_WON, _REPLAY = ClaimVerdict.WON, ClaimVerdict.REPLAY
 _NO_NAMES: Final[Mapping[str, Any]] = {}
 _new = tuple.__new__  # named tuples without their keyword machinery, for the paths of every call
 
@@ -104,9 +104,9 @@ class Result(NamedTuple):
 
 def refusal(reply: ClaimReply, operation: str, terms: Terms) -> IdempotencyError:
     """The error for a reply that is neither a win nor a replay."""
-    if reply.verdict is Verdict.CONFLICT:
+    if reply.verdict is ClaimVerdict.CONFLICT:
         return IdempotencyConflictError(operation)
-    if reply.verdict is Verdict.EXPIRED:
+    if reply.verdict is ClaimVerdict.EXPIRED:
         return IdempotencyExpiredError(operation)
     if reply.own:
         return IdempotencyRecursionError(operation, retry_after(reply, terms))

@@ -24,7 +24,7 @@ from oncekey.errors import (
 )
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.instrument.timings import Timed
-from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Scope, State, Terms, check_text
 from oncekey.policy import JournalPath, OnOutage, check_on_outage
 
 __all__ = [
@@ -83,7 +83,7 @@ class VerifiedSender(Protocol):
 Sender = str | VerifiedSender
 """Who a delivery is from: a verified sender, or the name of one."""
 
-_WON, _REPLAY, _CONFLICT = Verdict.WON, Verdict.REPLAY, Verdict.CONFLICT
+_WON, _REPLAY, _CONFLICT = ClaimVerdict.WON, ClaimVerdict.REPLAY, ClaimVerdict.CONFLICT
 _HANDLED = WebhookDedupClaim("handled")
 
 

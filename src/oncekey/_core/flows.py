@@ -20,7 +20,7 @@ from oncekey._core.drive import Flow, Op, Pause
 from oncekey._core.notes import PendingCall
 from oncekey.errors import ClaimLostError, StoreError, StoreTimeoutError
 from oncekey.instrument.events import EventKind, emit, listening
-from oncekey.models import ClaimReply, Key, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Terms
 from oncekey.policy import Policy, milliseconds
 
 __all__ = [
@@ -257,7 +257,7 @@ def held_here(key: Key, store: Any, reply: ClaimReply | None = None) -> bool:
     return False
 
 
-_OWN = ClaimReply(Verdict.IN_FLIGHT, 0, 1000, 0, None, own=True)
+_OWN = ClaimReply(ClaimVerdict.IN_FLIGHT, 0, 1000, 0, None, own=True)
 
 
 def repeatable(error: StoreError) -> bool:
@@ -326,7 +326,7 @@ def acquire(
                     raise
                 sent = monotonic()
                 reply = yield op  # the first may have been won: the same owner wins it again
-            if reply.verdict is Verdict.WON:
+            if reply.verdict is ClaimVerdict.WON:
                 claim = won(key, owner, reply, plan, operation, begun, store)
                 # A reply can arrive after its lease is over (a stopped process, a slow network).
                 # Starting then would run beside whoever took over.
@@ -342,7 +342,7 @@ def acquire(
                 sent = monotonic()
                 continue
             answer = reply
-            if reply.verdict is not Verdict.IN_FLIGHT:
+            if reply.verdict is not ClaimVerdict.IN_FLIGHT:
                 break
             if held_here(key, store, reply):
                 answer = reply = reply._replace(own=True)
@@ -369,7 +369,7 @@ def acquire(
 
 def tell_claimed(key: Key, operation: str, reply: ClaimReply, spent: float = 0.0) -> None:
     """Tell what a claim was answered: the one place that says which event that is."""
-    if reply.verdict is not Verdict.WON:
+    if reply.verdict is not ClaimVerdict.WON:
         kind = EventKind(reply.verdict.value)  # they have the same names
     else:
         kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST

@@ -13,7 +13,7 @@ from typing import Final
 from oncekey._core.drive import Flow, Op, Pause
 from oncekey._core.flows import new_owner
 from oncekey.errors import StoreCorruptError
-from oncekey.models import ClaimReply, Key, Scope, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Scope, Terms
 
 __all__ = ["StoreSecret"]
 
@@ -47,14 +47,14 @@ def _found_or_made() -> Flow[bytes]:
     owner = new_owner()
     while True:
         reply: ClaimReply = yield Op("claim", (_KEY, owner, _MARK, _TERMS))
-        if reply.verdict is Verdict.REPLAY:
+        if reply.verdict is ClaimVerdict.REPLAY:
             answer = reply.answer or b""
             if len(answer) != _BYTES + 1 or answer[:1] != b"k":
                 raise StoreCorruptError(
                     "the secret of this store can't be read: does another program write to it?"
                 )
             return answer[1:]
-        if reply.verdict is Verdict.WON:
+        if reply.verdict is ClaimVerdict.WON:
             fresh = os.urandom(_BYTES)
             try:
                 done: bool = yield Op("complete", (_KEY, owner, reply.fence, b"k" + fresh, _TERMS))

@@ -44,7 +44,7 @@ from oncekey.errors import (
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.instrument.timings import called, ended, started, store_kind
-from oncekey.models import ClaimReply, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict
 
 __all__ = [
     "Ask",
@@ -134,8 +134,8 @@ class Whole(NamedTuple):
 Step = tuple[Any, ...] | Ask | Pause | Whole
 Steps = Generator[Step, Any, T]
 
-_BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
-_CONFLICT: Final = ClaimReply(Verdict.CONFLICT, 0, 0, 0, None)
+_BUSY: Final = ClaimReply(ClaimVerdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
+_CONFLICT: Final = ClaimReply(ClaimVerdict.CONFLICT, 0, 0, 0, None)
 
 
 class Block:
@@ -196,7 +196,7 @@ class Block:
                     if not self._left or failures > 1:  # else the next connection may do at once
                         yield Pause(key, look)
                     continue
-                if reply.verdict is Verdict.WON:
+                if reply.verdict is ClaimVerdict.WON:
                     hold.fingerprint = job.fingerprint
                     return reply
                 in_hand.give(store, digest, hold)
@@ -207,7 +207,7 @@ class Block:
             if reply is _BUSY and in_hand.differs(store, digest, job.fingerprint):
                 reply = _CONFLICT
             left = begun + plan.wait - plan.monotonic()
-            if reply.verdict is not Verdict.IN_FLIGHT or left <= 0 or joined:
+            if reply.verdict is not ClaimVerdict.IN_FLIGHT or left <= 0 or joined:
                 break
             if held_here(key, store, reply):  # by a guard around this transaction
                 reply = reply._replace(own=True)
@@ -286,7 +286,7 @@ class Block:
         )
         if events._timers:
             called("claim", store_kind(self._store), sent)
-        if reply.verdict is not Verdict.WON:
+        if reply.verdict is not ClaimVerdict.WON:
             yield from connection.rollback()
             return reply
         if self._error_answer is not None:
@@ -305,7 +305,7 @@ class Block:
     def _opened(self, reply: ClaimReply) -> Tx:
         job, claim, connection = self._job, self._claim, self._connection
         if claim is None or connection is None:
-            if reply.verdict is Verdict.REPLAY:
+            if reply.verdict is ClaimVerdict.REPLAY:
                 return Tx(None, None, job.codec.decode(reply.answer or b"j"))
             raise refusal(reply, job.operation, job.plan.terms)
         claim.home = weakref.ref(self._store)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum, auto
 from typing import Final
 
-from oncekey.models import ClaimReply, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Record, State, Terms
 
 __all__ = [
     "CLAIMS",
@@ -54,24 +54,24 @@ class Event(IntEnum):
     RELEASE = auto()
 
 
-CLAIMS: Final[dict[tuple[Situation, bool], tuple[Verdict, Act]]] = {
+CLAIMS: Final[dict[tuple[Situation, bool], tuple[ClaimVerdict, Act]]] = {
     # (situation, same payload): (verdict, what is written)
-    (Situation.ABSENT, True): (Verdict.WON, Act.TAKE),
-    (Situation.ABSENT, False): (Verdict.WON, Act.TAKE),
-    (Situation.RELEASED, True): (Verdict.WON, Act.TAKE),
-    (Situation.RELEASED, False): (Verdict.WON, Act.TAKE),  # sticky: a conflict, see claim()
-    (Situation.MINE, True): (Verdict.WON, Act.EXTEND),
-    (Situation.MINE, False): (Verdict.CONFLICT, Act.NOTHING),
-    (Situation.LIVE, True): (Verdict.IN_FLIGHT, Act.NOTHING),
-    (Situation.LIVE, False): (Verdict.CONFLICT, Act.NOTHING),
-    (Situation.LAPSED, True): (Verdict.WON, Act.TAKE),
-    (Situation.LAPSED, False): (Verdict.CONFLICT, Act.NOTHING),
-    (Situation.DONE, True): (Verdict.REPLAY, Act.NOTHING),
-    (Situation.DONE, False): (Verdict.CONFLICT, Act.NOTHING),
-    (Situation.TOMBSTONE, True): (Verdict.EXPIRED, Act.NOTHING),
-    (Situation.TOMBSTONE, False): (Verdict.EXPIRED, Act.NOTHING),
-    (Situation.GONE, True): (Verdict.WON, Act.TAKE),
-    (Situation.GONE, False): (Verdict.WON, Act.TAKE),
+    (Situation.ABSENT, True): (ClaimVerdict.WON, Act.TAKE),
+    (Situation.ABSENT, False): (ClaimVerdict.WON, Act.TAKE),
+    (Situation.RELEASED, True): (ClaimVerdict.WON, Act.TAKE),
+    (Situation.RELEASED, False): (ClaimVerdict.WON, Act.TAKE),  # sticky: a conflict, see claim()
+    (Situation.MINE, True): (ClaimVerdict.WON, Act.EXTEND),
+    (Situation.MINE, False): (ClaimVerdict.CONFLICT, Act.NOTHING),
+    (Situation.LIVE, True): (ClaimVerdict.IN_FLIGHT, Act.NOTHING),
+    (Situation.LIVE, False): (ClaimVerdict.CONFLICT, Act.NOTHING),
+    (Situation.LAPSED, True): (ClaimVerdict.WON, Act.TAKE),
+    (Situation.LAPSED, False): (ClaimVerdict.CONFLICT, Act.NOTHING),
+    (Situation.DONE, True): (ClaimVerdict.REPLAY, Act.NOTHING),
+    (Situation.DONE, False): (ClaimVerdict.CONFLICT, Act.NOTHING),
+    (Situation.TOMBSTONE, True): (ClaimVerdict.EXPIRED, Act.NOTHING),
+    (Situation.TOMBSTONE, False): (ClaimVerdict.EXPIRED, Act.NOTHING),
+    (Situation.GONE, True): (ClaimVerdict.WON, Act.TAKE),
+    (Situation.GONE, False): (ClaimVerdict.WON, Act.TAKE),
 }
 
 # What an owner's event turns a state into; owner and fence must match, else it is fenced off.
@@ -87,7 +87,7 @@ SETTLEMENTS: Final[dict[tuple[State, Event], State]] = {
 # Looked up once: in 3.11 a member of an enum costs more to reach than the decision takes.
 _PENDING, _COMPLETED = State.PENDING, State.COMPLETED
 _RENEW, _RELEASE = Event.RENEW, Event.RELEASE
-_WON, _REPLAY = Verdict.WON, Verdict.REPLAY
+_WON, _REPLAY = ClaimVerdict.WON, ClaimVerdict.REPLAY
 _DONE, _TAKE, _EXTEND = Situation.DONE, Act.TAKE, Act.EXTEND
 # The same tables by number, which costs no hash.
 _DECISIONS: Final = (
@@ -134,7 +134,7 @@ def claim(
     same = record.fingerprint == fingerprint or not record.fingerprint or not fingerprint
     verdict, act = _DECISIONS[situation][same]
     if situation is Situation.RELEASED and terms.sticky and not same:
-        verdict, act = Verdict.CONFLICT, Act.NOTHING
+        verdict, act = ClaimVerdict.CONFLICT, Act.NOTHING
     if act is _TAKE:
         if situation is Situation.GONE:
             record = record._replace(expires_at=0)  # nothing of its window is inherited

@@ -9,7 +9,7 @@ from oncekey._core.drive import Op
 from oncekey._core.flows import new_owner
 from oncekey.conformance.listings import LISTINGS
 from oncekey.conformance.steps import Check, Elapse, Race, Step
-from oncekey.models import Key, Scope, State, Terms, Verdict
+from oncekey.models import ClaimVerdict, Key, Scope, State, Terms
 
 __all__ = ["CHECKS"]
 
@@ -38,7 +38,7 @@ def _expect(condition: bool, what: str) -> None:
 def fresh_key_is_won() -> Generator[Step, Any, None]:
     """A claim of a key that nobody used is won, as the first attempt."""
     reply = yield _claim(_key(), new_owner())
-    _expect(reply.verdict is Verdict.WON, f"a fresh key gave {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.WON, f"a fresh key gave {reply.verdict}")
     _expect(
         reply.attempts == 1 and reply.fence > 0, f"attempts and fence of a first claim: {reply}"
     )
@@ -53,7 +53,7 @@ def completed_key_replays_the_same_bytes() -> Generator[Step, Any, None]:
     _expect(held is True, "the owner's completion must hold")
     for _ in range(3):
         reply = yield _claim(key, new_owner())
-        _expect(reply.verdict is Verdict.REPLAY, f"a completed key gave {reply.verdict}")
+        _expect(reply.verdict is ClaimVerdict.REPLAY, f"a completed key gave {reply.verdict}")
         _expect(reply.answer == answer, "a replay must be byte-equal")
 
 
@@ -63,7 +63,9 @@ def empty_answer_is_an_answer() -> Generator[Step, Any, None]:
     won = yield _claim(key, owner)
     yield _complete(key, owner, won.fence, b"")
     reply = yield _claim(key, new_owner())
-    _expect(reply.verdict is Verdict.REPLAY and reply.answer == b"", f"empty answer gave {reply}")
+    _expect(
+        reply.verdict is ClaimVerdict.REPLAY and reply.answer == b"", f"empty answer gave {reply}"
+    )
 
 
 def other_payload_conflicts() -> Generator[Step, Any, None]:
@@ -71,10 +73,12 @@ def other_payload_conflicts() -> Generator[Step, Any, None]:
     key, owner = _key(), new_owner()
     won = yield _claim(key, owner, A)
     reply = yield _claim(key, new_owner(), B)
-    _expect(reply.verdict is Verdict.CONFLICT, f"another payload in flight gave {reply.verdict}")
+    _expect(
+        reply.verdict is ClaimVerdict.CONFLICT, f"another payload in flight gave {reply.verdict}"
+    )
     yield _complete(key, owner, won.fence)
     reply = yield _claim(key, new_owner(), B)
-    _expect(reply.verdict is Verdict.CONFLICT, f"another payload gave {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.CONFLICT, f"another payload gave {reply.verdict}")
     _expect(reply.answer is None, "a conflict must not carry the stored answer")
 
 
@@ -83,7 +87,7 @@ def live_claim_is_in_flight() -> Generator[Step, Any, None]:
     key, owner = _key(), new_owner()
     won = yield _claim(key, owner)
     reply = yield _claim(key, new_owner())
-    _expect(reply.verdict is Verdict.IN_FLIGHT, f"a live claim gave {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.IN_FLIGHT, f"a live claim gave {reply.verdict}")
     _expect(0 < reply.lease_ms <= TERMS.lease_ms, f"remaining lease {reply.lease_ms}")
     _expect(reply.fence == won.fence, "in flight names the holder's fence")
 
@@ -93,7 +97,7 @@ def same_owner_claims_again() -> Generator[Step, Any, None]:
     key, owner = _key(), new_owner()
     first = yield _claim(key, owner)
     again = yield _claim(key, owner)
-    _expect(again.verdict is Verdict.WON, f"the owner's second claim gave {again.verdict}")
+    _expect(again.verdict is ClaimVerdict.WON, f"the owner's second claim gave {again.verdict}")
     _expect(again.fence == first.fence, "claiming again must not change the fence")
     _expect(again.attempts == 1, "claiming again is not another attempt")
 
@@ -104,7 +108,7 @@ def lapsed_claim_is_taken_over() -> Generator[Step, Any, None]:
     first = yield _claim(key, dead)
     yield Elapse(TERMS.lease_ms)
     second = yield _claim(key, heir)
-    _expect(second.verdict is Verdict.WON and second.takeover, f"no takeover: {second}")
+    _expect(second.verdict is ClaimVerdict.WON and second.takeover, f"no takeover: {second}")
     _expect(second.fence > first.fence, "a takeover must raise the fence")
     _expect(second.attempts == 2, f"attempts after a takeover: {second.attempts}")
     held = yield _complete(key, dead, first.fence, b"jzombie")
@@ -125,7 +129,9 @@ def lapsed_claim_keeps_its_payload() -> Generator[Step, Any, None]:
     yield _claim(key, new_owner(), A)
     yield Elapse(TERMS.lease_ms)
     reply = yield _claim(key, new_owner(), B)
-    _expect(reply.verdict is Verdict.CONFLICT, f"a lapsed claim, other payload: {reply.verdict}")
+    _expect(
+        reply.verdict is ClaimVerdict.CONFLICT, f"a lapsed claim, other payload: {reply.verdict}"
+    )
 
 
 def owner_completes_after_its_lease() -> Generator[Step, Any, None]:
@@ -174,7 +180,7 @@ def renewal_extends_the_lease() -> Generator[Step, Any, None]:
         held = yield Op("renew", (key, owner, won.fence, TERMS))
         _expect(held is True, "the owner's renewal must hold")
     reply = yield _claim(key, new_owner())
-    _expect(reply.verdict is Verdict.IN_FLIGHT, f"a renewed claim gave {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.IN_FLIGHT, f"a renewed claim gave {reply.verdict}")
 
 
 def claiming_again_keeps_the_record_for_the_lease() -> Generator[Step, Any, None]:
@@ -202,7 +208,7 @@ def release_frees_the_key_at_once() -> Generator[Step, Any, None]:
     held = yield Op("release", (key, owner, first.fence))
     _expect(held is True, "the owner's release must hold")
     second = yield _claim(key, new_owner(), B)
-    _expect(second.verdict is Verdict.WON, f"a released key gave {second.verdict}")
+    _expect(second.verdict is ClaimVerdict.WON, f"a released key gave {second.verdict}")
     _expect(second.fence > first.fence, "a release must not let the fence fall")
     _expect(not second.takeover, "winning a released key is not a takeover")
     held = yield _complete(key, owner, first.fence)
@@ -237,7 +243,7 @@ def expired_answer_is_a_fresh_key() -> Generator[Step, Any, None]:
     yield Op("complete", (key, owner, won.fence, b"j1", SHORT))
     yield Elapse(SHORT.ttl_ms)
     again = yield _claim(key, new_owner(), B, SHORT)
-    _expect(again.verdict is Verdict.WON, f"an expired key gave {again.verdict}")
+    _expect(again.verdict is ClaimVerdict.WON, f"an expired key gave {again.verdict}")
     _expect(again.fence > won.fence, "the fence of an expired key fell")
 
 
@@ -249,11 +255,11 @@ def remembered_key_is_refused_as_expired() -> Generator[Step, Any, None]:
     yield Op("complete", (key, owner, won.fence, b"j1", terms))
     yield Elapse(terms.ttl_ms + 20)
     reply = yield _claim(key, new_owner(), A, terms)
-    _expect(reply.verdict is Verdict.REPLAY, f"within the skew: {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.REPLAY, f"within the skew: {reply.verdict}")
     yield Elapse(terms.skew_ms)
     for mark in (A, B):
         reply = yield _claim(key, new_owner(), mark, terms)
-        _expect(reply.verdict is Verdict.EXPIRED, f"past the skew: {reply.verdict}")
+        _expect(reply.verdict is ClaimVerdict.EXPIRED, f"past the skew: {reply.verdict}")
         _expect(reply.answer is None, "an expired key must not carry its answer")
 
 
@@ -265,11 +271,11 @@ def sticky_payload_survives_a_release() -> Generator[Step, Any, None]:
     before = yield Op("read", (key,))
     yield Op("release", (key, owner, won.fence))
     reply = yield _claim(key, new_owner(), B, terms)
-    _expect(reply.verdict is Verdict.CONFLICT, f"sticky, other payload: {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.CONFLICT, f"sticky, other payload: {reply.verdict}")
     yield Elapse(50)
     heir = new_owner()
     reply = yield _claim(key, heir, A, terms)
-    _expect(reply.verdict is Verdict.WON, f"sticky, same payload: {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.WON, f"sticky, same payload: {reply.verdict}")
     yield Op("complete", (key, heir, reply.fence, b"j", terms))
     after = yield Op("read", (key,))
     _expect(after.expires_at == before.expires_at, "a retry extended a sticky window")
@@ -298,7 +304,7 @@ def first_seen_respects_claims() -> Generator[Step, Any, None]:
     marked = _key()
     yield Op("first_seen", (marked, TERMS))
     reply = yield _claim(marked, new_owner())
-    _expect(reply.verdict is Verdict.REPLAY, f"a marked key gave {reply.verdict}")
+    _expect(reply.verdict is ClaimVerdict.REPLAY, f"a marked key gave {reply.verdict}")
 
 
 def scopes_and_names_are_kept_apart() -> Generator[Step, Any, None]:
@@ -321,7 +327,7 @@ def scopes_and_names_are_kept_apart() -> Generator[Step, Any, None]:
     for parts, name in pairs:
         key = Key(Scope("conformance", run, *parts), name)
         reply = yield _claim(key, new_owner())
-        _expect(reply.verdict is Verdict.WON, f"{parts!r}, {name!r} collided with another key")
+        _expect(reply.verdict is ClaimVerdict.WON, f"{parts!r}, {name!r} collided with another key")
 
 
 def long_and_odd_names_work() -> Generator[Step, Any, None]:
@@ -333,7 +339,7 @@ def long_and_odd_names_work() -> Generator[Step, Any, None]:
             (yield _complete(key, owner, won.fence)) is True, f"{name[:9]!r} can't be completed"
         )
         reply = yield _claim(key, new_owner())
-        _expect(reply.verdict is Verdict.REPLAY, f"{name[:9]!r} gave {reply.verdict}")
+        _expect(reply.verdict is ClaimVerdict.REPLAY, f"{name[:9]!r} gave {reply.verdict}")
 
 
 def large_answers_come_back_whole() -> Generator[Step, Any, None]:
@@ -361,7 +367,9 @@ def read_and_write_see_the_same_record() -> Generator[Step, Any, None]:
     _expect(record.fence > won.fence, "a write must raise the fence")
     _expect((yield _complete(key, owner, won.fence)) is False, "write must fence the old owner")
     reply = yield _claim(key, new_owner(), B)
-    _expect(reply.verdict is Verdict.REPLAY and reply.answer == b"jput", f"after write: {reply}")
+    _expect(
+        reply.verdict is ClaimVerdict.REPLAY and reply.answer == b"jput", f"after write: {reply}"
+    )
 
 
 def racing_claims_have_one_winner() -> Generator[Step, Any, None]:
@@ -369,10 +377,10 @@ def racing_claims_have_one_winner() -> Generator[Step, Any, None]:
     for _ in range(8):
         key = _key()
         replies = yield Race([_claim(key, new_owner()) for _ in range(32)])
-        won = [reply for reply in replies if reply.verdict is Verdict.WON]
+        won = [reply for reply in replies if reply.verdict is ClaimVerdict.WON]
         _expect(len(won) == 1, f"{len(won)} of 32 racing claims won")
         rest = {reply.verdict for reply in replies if reply not in won}
-        _expect(rest == {Verdict.IN_FLIGHT}, f"the losers got {rest}")
+        _expect(rest == {ClaimVerdict.IN_FLIGHT}, f"the losers got {rest}")
 
 
 def racing_takeovers_have_one_winner() -> Generator[Step, Any, None]:
@@ -381,7 +389,7 @@ def racing_takeovers_have_one_winner() -> Generator[Step, Any, None]:
     first = yield _claim(key, new_owner())
     yield Elapse(TERMS.lease_ms)
     replies = yield Race([_claim(key, new_owner()) for _ in range(16)])
-    won = [reply for reply in replies if reply.verdict is Verdict.WON]
+    won = [reply for reply in replies if reply.verdict is ClaimVerdict.WON]
     _expect(len(won) == 1, f"{len(won)} of 16 racing takeovers won")
     _expect(won[0].fence > first.fence, "a racing takeover must raise the fence")
 
@@ -401,7 +409,7 @@ def completion_races_a_takeover() -> Generator[Step, Any, None]:
         won = yield _claim(key, owner)
         yield Elapse(TERMS.lease_ms)
         held, reply = yield Race([_complete(key, owner, won.fence), _claim(key, heir)])
-        took = reply.verdict is Verdict.WON
+        took = reply.verdict is ClaimVerdict.WON
         _expect(held != took, f"completed: {held}, taken over: {took}")
 
 

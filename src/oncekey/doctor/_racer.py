@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncekey._core.flows import new_owner
 from oncekey.errors import OncekeyError
-from oncekey.models import Key, Scope, Terms, Verdict
+from oncekey.models import ClaimVerdict, Key, Scope, Terms
 from oncekey.stores.urls import connect
 
 _TERMS: Final = Terms(lease_ms=30_000, ttl_ms=60_000)
@@ -33,7 +33,7 @@ def _main() -> None:
                 number
                 for number in range(task["keys"])
                 if store.claim(Key(scope, str(number)), new_owner(), b"", _TERMS).verdict
-                is Verdict.WON
+                is ClaimVerdict.WON
             ]
             _tell({"won": won})
     except OncekeyError as error:

@@ -14,7 +14,7 @@ from oncekey.errors import OncekeyError, StoreError
 from oncekey.guard import Once
 from oncekey.lab._bench import Bench, Experiment
 from oncekey.lab._findings import Invariant
-from oncekey.models import Key, Scope, Terms, Verdict
+from oncekey.models import ClaimVerdict, Key, Scope, Terms
 from oncekey.stores.urls import connect
 from oncekey.testing import Answer, Proxy
 
@@ -46,14 +46,14 @@ def _race(bench: Bench) -> Found:
     key, start = _key(), threading.Barrier(RACERS)
     with connect(bench.store_url or "") as store:
 
-        def claim(number: int) -> Verdict:
+        def claim(number: int) -> ClaimVerdict:
             start.wait()
             return store.claim(key, os.urandom(16), b"f", TERMS).verdict
 
         with ThreadPoolExecutor(RACERS) as pool:
             verdicts = list(pool.map(claim, range(RACERS)))
-    won = verdicts.count(Verdict.WON)
-    waiting = verdicts.count(Verdict.IN_FLIGHT)
+    won = verdicts.count(ClaimVerdict.WON)
+    waiting = verdicts.count(ClaimVerdict.IN_FLIGHT)
     seen = f"{won} won and {waiting} wait, of {RACERS}"
     return [Invariant("one of many claims at once wins", won == 1 == RACERS - waiting, seen)], []
 
@@ -65,7 +65,7 @@ def _zombie(bench: Bench) -> Found:
         time.sleep(BRIEF.lease_ms / 1000)
         until = time.monotonic() + 30  # the store's clock decides, and may be slow
         new = store.claim(key, b"b" * 16, b"f", TERMS)
-        while new.verdict is Verdict.IN_FLIGHT and time.monotonic() < until:
+        while new.verdict is ClaimVerdict.IN_FLIGHT and time.monotonic() < until:
             time.sleep(0.05)
             new = store.claim(key, b"b" * 16, b"f", TERMS)
         late = store.complete(key, b"a" * 16, old.fence, b"late", TERMS)
@@ -75,7 +75,7 @@ def _zombie(bench: Bench) -> Found:
     return [
         Invariant(
             "a lapsed claim is taken over under a higher fence",
-            new.verdict is Verdict.WON and new.fence > old.fence,
+            new.verdict is ClaimVerdict.WON and new.fence > old.fence,
             f"{new.verdict.name.lower()}, fence {old.fence} then {new.fence}",
         ),
         Invariant("who was taken over from records nothing", not late, f"complete said {late}"),
@@ -152,7 +152,7 @@ def _blackhole(bench: Bench) -> Found:
         ),
         Invariant(
             "the same store works again afterwards",
-            reply.verdict is Verdict.WON,
+            reply.verdict is ClaimVerdict.WON,
             reply.verdict.name,
         ),
     ], []

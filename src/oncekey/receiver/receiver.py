@@ -27,7 +27,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.instrument import events
-from oncekey.models import Verdict as ClaimVerdict
+from oncekey.models import ClaimVerdict
 from oncekey.policy import check_names
 from oncekey.receiver.answers import Outcome, failed, malformed, refused
 from oncekey.receiver.decisions import Decisions, Registered, Work, is_ours

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from oncekey._core.drive import Flow, Op
 from oncekey.errors import PolicyError, StoreUnavailableError
-from oncekey.models import ClaimReply, Key, Record, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Terms
 from oncekey.policy import OnOutage
 from oncekey.resilience.breaker import Breaker, BreakerState
 from oncekey.resilience.fallback import Fallback
@@ -124,7 +124,7 @@ class Around:
                 if here is None:
                     raise
             else:
-                if self._fallback is not None and reply.verdict is Verdict.WON:
+                if self._fallback is not None and reply.verdict is ClaimVerdict.WON:
                     self._fallback.won(owner, mark)
                 return reply
         return (yield from here.claim(key, owner, mark, terms))

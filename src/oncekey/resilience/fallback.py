@@ -15,7 +15,7 @@ from oncekey._core.drive import Flow, Op
 from oncekey._core.flows import new_owner
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.resilience.findings import Findings
 from oncekey.resilience.journal import Entry, Journal, pages
 from oncekey.resilience.local import LocalRecords
@@ -123,7 +123,7 @@ class Fallback(Forking):
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Flow[ClaimReply]:
         """Claim without the store. Whoever wins is in the journal before it runs."""
         reply = self._local.claim(key, owner, fingerprint, terms)
-        if reply.verdict is not Verdict.WON:
+        if reply.verdict is not ClaimVerdict.WON:
             self._bypassed(key, reply.verdict.value)
             return reply
         entry = _entry("claim", key, owner, reply.fence, fingerprint, terms)
@@ -184,7 +184,7 @@ class Fallback(Forking):
                 self._local.drop(key.digest, b"")
                 raise
             self.unsettled = True
-        self._bypassed(key, "first_seen" if first else Verdict.REPLAY.value)
+        self._bypassed(key, "first_seen" if first else ClaimVerdict.REPLAY.value)
         return first
 
     def _bypassed(self, key: Key, operation: str) -> None:

@@ -17,7 +17,7 @@ from oncekey._core.drive import Flow, Op, arun, run
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import PolicyError, StoreCorruptError
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import ClaimReply, Record, State, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Record, State
 from oncekey.resilience.findings import Finding, Findings, Side, finding_id
 from oncekey.resilience.journal import (
     Entry,
@@ -152,7 +152,7 @@ def settle_entry(entry: Entry) -> Flow[tuple[str, Record | None]]:
         first: bool = yield Op("first_seen", (entry.key, terms))
         return ("inserted", None) if first else ("duplicate", other)
     reply: ClaimReply = yield Op("claim", (entry.key, entry.owner, entry.fingerprint, terms))
-    if reply.verdict is not Verdict.WON:
+    if reply.verdict is not ClaimVerdict.WON:
         return "duplicate", (yield Op("read", (entry.key,)))
     answer = DONE if entry.answer is None else entry.answer
     yield Op("complete", (entry.key, entry.owner, reply.fence, answer, terms))

@@ -29,7 +29,7 @@ from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
 from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.models import Arrival, Ingested
 from oncekey.inbox.routing import Router
-from oncekey.models import Verdict as ClaimVerdict
+from oncekey.models import ClaimVerdict
 from oncekey.receiver.answers import Outcome, answer_to, malformed, refused, rejected, taken
 from oncekey.receiver.decisions import Decisions, Registered, Work
 from oncekey.receiver.events import WebhookResponse

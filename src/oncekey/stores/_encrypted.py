@@ -31,7 +31,7 @@ from oncekey.abc import (
     TransactionRecords,
 )
 from oncekey.errors import StoreConfigError, StoreCorruptError
-from oncekey.models import ClaimReply, Key, Record, Scope, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Scope, Terms
 from oncekey.stores._answers import Answers
 
 __all__ = ["VERSION", "AsyncEncryptedStore", "EncryptedStore", "encrypted_store"]
@@ -100,7 +100,7 @@ class _Seal:
         )
 
     def reply(self, fingerprint: bytes, key: Key, reply: ClaimReply | None) -> ClaimReply | None:
-        if reply is None or reply.verdict is not Verdict.REPLAY:
+        if reply is None or reply.verdict is not ClaimVerdict.REPLAY:
             return reply
         if reply.answer is not None:
             return reply._replace(answer=self.opened(key, reply.answer, fingerprint, True))
@@ -157,7 +157,7 @@ class _Claims:
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Any:
         def replied(key: Key, reply: ClaimReply) -> Any:
-            if reply.verdict is Verdict.WON:
+            if reply.verdict is ClaimVerdict.WON:
                 self._won.put(owner, fingerprint)
                 return reply
             return self._seal.reply(fingerprint, key, reply)

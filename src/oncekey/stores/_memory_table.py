@@ -11,7 +11,7 @@ from oncekey._core import transitions
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.abc import Clock
 from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
-from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms, Verdict, check_text
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Scope, State, Terms, check_text
 from oncekey.stores._waiters import Waiters
 
 __all__ = ["SHARDS", "Slot", "Table", "pack", "replay", "unpack"]
@@ -30,7 +30,7 @@ _PURGE_AT = struct.Struct("<q")
 _PURGE_OFFSET: Final = 16
 _STATES: Final = tuple(State)
 _COMPLETED: Final = State.COMPLETED
-_REPLAY: Final = Verdict.REPLAY
+_REPLAY: Final = ClaimVerdict.REPLAY
 
 Slot = int | bytes | Record  # a first-seen mark (its expiry), a settled record, a pending one
 

@@ -21,11 +21,11 @@ from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.models import (
     CachedResponse,
     ClaimReply,
+    ClaimVerdict,
     Key,
     Record,
     State,
     Terms,
-    Verdict,
     identity_text,
 )
 from oncekey.stores._answers import Answers
@@ -157,7 +157,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
         if entry is not None:
             return self._settled(entry, fingerprint)
         reply = self._pending.claim(key, owner, fingerprint, _brief(terms))
-        won = reply.verdict is Verdict.WON
+        won = reply.verdict is ClaimVerdict.WON
         try:
             # Lost to a claim that will itself find an answer here? Then that answer counts too.
             entry = await self._get(key)
@@ -175,7 +175,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
     def _settled(entry: CachedResponse, fingerprint: bytes) -> ClaimReply:
         """A stored answer as the reply to a claim."""
         same = entry.payload_hash.encode() == fingerprint or not fingerprint
-        verdict = Verdict.REPLAY if same else Verdict.CONFLICT
+        verdict = ClaimVerdict.REPLAY if same else ClaimVerdict.CONFLICT
         return ClaimReply(verdict, 0, 0, 1, _answer(entry) if same else None)
 
     async def complete(
@@ -207,7 +207,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
         """See ``AsyncStore``; atomic in this process."""
         owner = new_owner()
         reply = await self.claim(key, owner, b"", _LEASE)
-        if reply.verdict is not Verdict.WON:
+        if reply.verdict is not ClaimVerdict.WON:
             return False
         try:
             expires_at = int(self._clock() * 1000) + terms.ttl_ms

@@ -16,7 +16,7 @@ from oncekey._core import transitions
 from oncekey.abc import TransactionRecords
 from oncekey.drivers import ended_refused
 from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.stores._batching import Job
 from oncekey.stores.postgres.errors import Contention, named
 from oncekey.stores.postgres.statements import Statements
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 TRIES: Final = 5
-_WON: Final = Verdict.WON
+_WON: Final = ClaimVerdict.WON
 BUSY_MS: Final = 1000  # how long a transaction that has a key in hand is given, as it has no lease
 
 Rows = Sequence[Sequence[Any]]
@@ -148,14 +148,14 @@ def _share(home: Statements, tenant: str, jobs: Iterable[Job], recent: Recent) -
 
 def _is_new(job: Job) -> bool:
     result = None if job.error is not None else job.result
-    return result is True or (type(result) is ClaimReply and result.verdict is Verdict.WON)
+    return result is True or (type(result) is ClaimReply and result.verdict is ClaimVerdict.WON)
 
 
 def _follow_claim(reply: ClaimReply) -> ClaimReply:
     """What the same claim of another owner gets, a moment after the one that was sent."""
-    if reply.verdict is not Verdict.WON:
+    if reply.verdict is not ClaimVerdict.WON:
         return reply
-    return ClaimReply(Verdict.IN_FLIGHT, reply.fence, reply.lease_ms, reply.attempts, None)
+    return ClaimReply(ClaimVerdict.IN_FLIGHT, reply.fence, reply.lease_ms, reply.attempts, None)
 
 
 _FOLLOW: Final[dict[str, Callable[[Any], Any]]] = {
@@ -271,21 +271,21 @@ def claim_reply(row: Sequence[Any], owner: bytes, fingerprint: bytes, terms: Ter
         return _BUSY
     same = bound == fingerprint or not bound or not fingerprint
     if state == 0 and holder == owner and same:
-        return ClaimReply(Verdict.WON, fence, terms.lease_ms, attempts, None, takeover)
+        return ClaimReply(ClaimVerdict.WON, fence, terms.lease_ms, attempts, None, takeover)
     if state != 0:
         left = 0
     if state == 1 and late and terms.remember_ms:
-        verdict = Verdict.EXPIRED
+        verdict = ClaimVerdict.EXPIRED
     elif not same:
-        verdict = Verdict.CONFLICT
+        verdict = ClaimVerdict.CONFLICT
     elif state == 1:
-        return ClaimReply(Verdict.REPLAY, fence, 0, attempts, answer)
+        return ClaimReply(ClaimVerdict.REPLAY, fence, 0, attempts, answer)
     else:
-        verdict = Verdict.IN_FLIGHT
+        verdict = ClaimVerdict.IN_FLIGHT
     return ClaimReply(verdict, fence, left, attempts, None)
 
 
-_BUSY: Final = ClaimReply(Verdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
+_BUSY: Final = ClaimReply(ClaimVerdict.IN_FLIGHT, 0, BUSY_MS, 0, None)
 
 
 def hidden(key: Key) -> StoreError:
@@ -309,7 +309,7 @@ def _record(row: Sequence[Any]) -> Record:
 def _peeked(row: Sequence[Any], fingerprint: bytes, terms: Terms) -> ClaimReply | None:
     """What a claim would get if nothing had to be written for it."""
     reply, change = transitions.claim(_record(row), b"", fingerprint, terms, row[10])
-    return None if change is not None or reply.verdict is Verdict.WON else reply
+    return None if change is not None or reply.verdict is ClaimVerdict.WON else reply
 
 
 # What the row of a call means; of others, its second column is the answer.

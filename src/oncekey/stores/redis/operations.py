@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oncekey._core.transitions import mark
 from oncekey.errors import StoreCorruptError
-from oncekey.models import ClaimReply, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Terms
 from oncekey.stores._batching import Job
 from oncekey.stores.redis.lua import load_script
 from oncekey.stores.redis.record import GRACE_MS, decode
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 _VERDICTS: Final = (
-    Verdict.WON,
-    Verdict.REPLAY,
-    Verdict.IN_FLIGHT,
-    Verdict.CONFLICT,
-    Verdict.EXPIRED,
+    ClaimVerdict.WON,
+    ClaimVerdict.REPLAY,
+    ClaimVerdict.IN_FLIGHT,
+    ClaimVerdict.CONFLICT,
+    ClaimVerdict.EXPIRED,
 )
-_WON: Final = Verdict.WON
+_WON: Final = ClaimVerdict.WON
 _ONE: Final = b"1"[0]
 _new: Final = tuple.__new__  # a named tuple without its keyword machinery, for every win
 

@@ -25,7 +25,7 @@ from oncekey.errors import (
     StoreUnavailableError,
 )
 from oncekey.instrument.events import EventKind, emit, listening
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.stores._batching import Job
 from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores._waiters import Waiters
@@ -356,7 +356,7 @@ class Database(Forking):
             return None
         self.new_in_a_row = 0
         reply, change = transitions.claim(record, owner, fingerprint, terms, now_us)
-        return None if change is not None or reply.verdict is Verdict.WON else reply
+        return None if change is not None or reply.verdict is ClaimVerdict.WON else reply
 
     def seen(self, key: Key, terms: Terms, clock: Clock) -> bool:
         """Whether a key is there, so that a mark would write nothing."""

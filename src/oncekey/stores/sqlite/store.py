@@ -21,7 +21,7 @@ from oncekey.abc import (
     Transactional,
 )
 from oncekey.errors import StoreConfigError, StoreError
-from oncekey.models import ClaimReply, Key, Record, State, Terms, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import ThreadBatch
 from oncekey.stores.sqlite.browsing import AsyncBrowsing, Browsing
@@ -123,7 +123,7 @@ class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
         claimed: ClaimReply = self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
-        if claimed.verdict is not Verdict.WON:
+        if claimed.verdict is not ClaimVerdict.WON:
             database.new_in_a_row = 0
         return claimed
 
@@ -301,7 +301,7 @@ class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncS
         claimed: ClaimReply = await self._commit.submit(
             database.claim, (key, owner, fingerprint, terms, self._clock)
         )
-        if claimed.verdict is not Verdict.WON:
+        if claimed.verdict is not ClaimVerdict.WON:
             database.new_in_a_row = 0
         return claimed
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from oncekey._core import transitions
 from oncekey.errors import StoreError
-from oncekey.models import ClaimReply, Verdict
+from oncekey.models import ClaimReply, ClaimVerdict
 from oncekey.stores._batching import Job
 from oncekey.stores._sql import load_statements
 
@@ -61,7 +61,7 @@ class Together:
 
 def _is_new(job: Job) -> bool:
     result = None if job.error is not None else job.result
-    return result is True or (type(result) is ClaimReply and result.verdict is Verdict.WON)
+    return result is True or (type(result) is ClaimReply and result.verdict is ClaimVerdict.WON)
 
 
 def _marks(jobs: Sequence[Job]) -> Rows:
