@@ -200,8 +200,7 @@ class IdempotencyStore:
                 f"in_flight_max_seconds must be between lease_seconds ({lease}) and ttl_seconds "
                 f"({ttl_seconds}), got {longest}"
             )
-        self.backend = backend
-        self.ttl_seconds = ttl_seconds
+        self.backend, self.ttl_seconds = backend, ttl_seconds
         self.raise_on_persist_error = raise_on_persist_error
         self._hash_fn = hash_fn
         leased = lease_seconds is not None or in_flight_max_seconds is not None
