@@ -28,6 +28,7 @@ from typing import Any
 
 import bench_calls
 import bench_canonical
+import bench_gateway
 import bench_http
 import bench_memory
 import bench_postgres
@@ -75,6 +76,7 @@ PARTS: dict[str, Callable[[Options], str]] = {
     "receiver": bench_receiver.report,
     "http": bench_http.report,
     "canonical": canonical,
+    "gateway": bench_gateway.report,
 }
 
 

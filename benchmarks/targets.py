@@ -108,6 +108,35 @@ TARGETS = (
     Target("http", "replay", f"{OURS} on Starlette", "asgi-idempotency-header on Starlette", 1),
     Target("receiver", "first delivery", OURS, "limit: bare, a durable insert", 0.75),
     Target("receiver", "duplicate", OURS, "limit: bare endpoint", 0.5),
+    Target(
+        "gateway",
+        "ingest, processor time",
+        f"{OURS[:-2]} serve**",
+        "limit: raw ASGI, a durable insert",
+        0.7,
+    ),
+    Target("gateway", "delivery, processor time", f"{OURS} worker", "limit: bare aiohttp", 0.8),
+    *(
+        Target(
+            "gateway",
+            f"{what} on {store}, processor time",
+            f"{OURS} inbox",
+            "limit: the least statements",
+            0.8,  # at most 1.25 times the cost
+        )
+        for what in ("ingest", "fetch and finish")
+        for store in ("SQLite", "PostgreSQL")
+    ),
+    *(
+        Target(
+            "gateway",
+            f"fetch of 100 on {store}, processor time",
+            f"{OURS} a long backlog",
+            "few waiting",
+            0.667,  # at most 1.5 times the cost
+        )
+        for store in ("SQLite", "PostgreSQL")
+    ),
     *_each(
         "postgres",
         "first seen",

@@ -45,3 +45,24 @@ def test_scopes_are_counted_apart() -> None:
     limiter.count("a")
     assert limiter.retry_after("a") is not None
     assert limiter.retry_after("b") is None
+
+
+def test_scopes_that_count_no_more_are_forgotten() -> None:
+    """A scope for each event keeps the memory of one window, not of all events."""
+    clock = ManualClock()
+    limiter = InsertLimiter(((5, 10), (8, 60)), clock)
+    for number in range(2_000):
+        limiter.admit(f"event {number}")
+        clock.advance(1)
+    assert len(limiter._counts) <= 80
+
+
+def test_a_scope_that_still_counts_is_not_forgotten() -> None:
+    """Others that come and go make nobody's count start over."""
+    clock = ManualClock()
+    limiter = InsertLimiter(((1, 60),), clock)
+    limiter.count("a")
+    for number in range(50):
+        limiter.admit(f"event {number}")
+        clock.advance(1)
+    assert limiter.retry_after("a") is not None

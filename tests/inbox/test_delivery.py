@@ -387,3 +387,93 @@ def test_a_result_follows_the_policy() -> None:
     assert lane.judged(one_delivery(1), asked, 5).retry_in_ms == 50_000
     assert lane.judged(one_delivery(3), failed, 5).outcome is Outcome.DEAD
     assert lane.judged(one_delivery(3), Answer(True, 200), 5).outcome is Outcome.DELIVERED
+
+
+class Counting:
+    """An inbox that notes how many results came in each call, and can fail."""
+
+    def __init__(self, inbox: AsyncInbox, fails: Callable[[list[Any]], bool]) -> None:
+        self._inbox = inbox
+        self.fails = fails
+        self.calls: list[int] = []
+
+    async def finish(self, results: Any) -> list[bool]:
+        self.calls.append(len(results))
+        if self.fails(results):
+            raise StoreUnavailableError("not now")
+        return await self._inbox.finish(results)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inbox, name)
+
+
+async def test_attempts_that_end_together_are_recorded_together(inbox: AsyncInbox) -> None:
+    """Sixteen deliveries that end in one moment are few calls to the inbox, and few commits."""
+    app = Recorder()
+    app.gate.clear()
+    counting: Any = Counting(inbox, lambda results: False)
+    ids = [await come(inbox, f"e{number}", "app") for number in range(16)]
+    async with working(counting, app=Destination(app)):
+        await until(lambda: len(app.seen) == 16)
+        app.gate.set()
+        for made in ids:
+            assert await settled(inbox, made) is DeliveryState.DELIVERED
+    assert sum(counting.calls) == 16
+    assert len(counting.calls) <= 4  # a look for more may come between them
+
+
+async def test_results_that_can_not_be_recorded_together_are_tried_apart(
+    inbox: AsyncInbox,
+) -> None:
+    """One result that the inbox refuses keeps no other from being recorded."""
+    app = Recorder()
+    app.gate.clear()
+    ids = [await come(inbox, f"e{number}", "app") for number in range(3)]
+    refused = ids[1]
+
+    def fails(results: list[Any]) -> bool:
+        return any(result.delivery.event.id == refused for result in results)
+
+    counting: Any = Counting(inbox, fails)
+    async with working(counting, app=Destination(app)):
+        await until(lambda: len(app.seen) == 3)
+        app.gate.set()
+        assert await settled(inbox, ids[0]) is DeliveryState.DELIVERED
+        assert await settled(inbox, ids[2]) is DeliveryState.DELIVERED
+        counting.fails = lambda results: False
+        assert await settled(inbox, refused) is DeliveryState.DELIVERED
+    assert len(app.seen) == 3
+    assert counting.calls[0] == 3
+
+
+async def test_a_stop_records_what_has_ended(inbox: AsyncInbox) -> None:
+    """Results that still wait for company are on record when the worker has stopped."""
+    app = Recorder()
+    async with working(inbox, app=Destination(app)) as worker:
+        made = await come(inbox, "a", "app")
+        await until(lambda: len(app.seen) == 1)
+        assert await worker.stop(grace=5) == 0
+        found = await inbox.event(made)
+        assert found is not None
+        assert found.deliveries[0].state is DeliveryState.DELIVERED
+    assert len(app.seen) == 1
+
+
+async def test_a_full_target_is_looked_at_again_for_many(inbox: AsyncInbox) -> None:
+    """While more is due than there are slots, a fetch waits for half of them to be free."""
+    asked: list[int] = []
+
+    class Noting(Counting):
+        async def fetch(self, slots: Any, lease_ms: int) -> Any:
+            found = await self._inbox.fetch(slots, lease_ms)
+            asked.append(len(found))
+            return found
+
+    noting: Any = Noting(inbox, lambda results: False)
+    app = Recorder()
+    for number in range(64):
+        await come(inbox, f"e{number}", "app")
+    async with working(noting, app=Destination(app)):
+        await until(lambda: len(app.seen) == 64)
+    assert asked[0] == 16
+    assert sum(asked) == 64

@@ -198,3 +198,19 @@ async def test_an_older_inbox_is_brought_up_to_date(tmp_path: Path) -> None:
         assert [one.subject for one in (await inbox.audit()).items] == ["y", "x"]
         found = await inbox.verify_audit()
         assert (found.head.number, found.problems) == (1, [])
+async def test_one_lost_delivery_of_many_changes_nothing_for_the_others(tmp_path: Path) -> None:
+    """Of results that are finished together, the one with an old fence does not count."""
+    async with await open_inbox(url(tmp_path)) as inbox:
+        for name in ("a", "b", "c"):
+            await inbox.ingest(arrival(name))
+        found = await inbox.fetch({"app": 3}, 60_000)
+        await inbox.hand_back(found[1:2])
+        newer = await inbox.fetch({"app": 3}, 60_000)
+        results = [Result(one, Outcome.DELIVERED, 5, 200) for one in found]
+        assert await inbox.finish(results) == [True, False, True]
+        assert await inbox.finish([Result(newer[0], Outcome.DELIVERED)]) == [True]
+        for one in found:
+            detail = await inbox.event(one.event.id)
+            assert detail is not None
+            assert [attempt.outcome for attempt in detail.attempts] == [Outcome.DELIVERED]
+        assert await inbox.finish(results) == [False, False, False]

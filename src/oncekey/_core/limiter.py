@@ -76,7 +76,7 @@ class InsertLimiter(Forking):
         """``retry_after``, and ``count`` if there is no need to wait."""
         now = self._clock()
         with self._lock:
-            counts = self._of(scope)
+            counts = self._of(scope, now)
             wait = self._wait(counts, now)
             if wait is None:
                 self._add(counts, now, number)
@@ -86,18 +86,33 @@ class InsertLimiter(Forking):
         """Take note of a new key of ``scope``, or with -1 of one that was none after all."""
         now = self._clock()
         with self._lock:
-            self._add(self._of(scope), now, number)
+            self._add(self._of(scope, now), now, number)
 
-    def _of(self, scope: str) -> list[dict[int, int]]:
+    def _of(self, scope: str, now: float) -> list[dict[int, int]]:
         """The counts of a scope, which becomes the one that is forgotten last."""
         counts = self._counts.get(scope)
         if counts is None:
-            if len(self._counts) >= _SCOPES_KEPT:
-                self._counts.popitem(last=False)
+            self._forget(now)
             counts = self._counts[scope] = [{} for _ in self._windows]
         else:
             self._counts.move_to_end(scope)
         return counts
+
+    def _forget(self, now: float) -> None:
+        """Let go of some scopes that count no more, two for each that comes; or of the oldest."""
+        for _ in range(2):
+            oldest = next(iter(self._counts), None)
+            if oldest is None:
+                return
+            if len(self._counts) < _SCOPES_KEPT and not self._is_over(self._counts[oldest], now):
+                return
+            del self._counts[oldest]
+
+    def _is_over(self, counts: list[dict[int, int]], now: float) -> bool:
+        return all(
+            max(slices, default=0) <= int(now / (seconds / _SLICES)) - _SLICES
+            for slices, (_, seconds) in zip(counts, self._windows, strict=True)
+        )
 
     def _add(self, counts: list[dict[int, int]], now: float, number: int) -> None:
         for slices, (_, seconds) in zip(counts, self._windows, strict=True):

@@ -14,6 +14,7 @@ from oncekey.errors import OncekeyError, PolicyError
 from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.lanes import Destination, Lane, LaneReport
 from oncekey.inbox.models import Delivery, Outcome, Result
+from oncekey.inbox.settling import Settling
 from oncekey.inbox.targets.base import Answer
 from oncekey.policy import Duration, milliseconds
 
@@ -22,10 +23,12 @@ __all__ = ["DeliveryWorker", "Destination"]
 logger = logging.getLogger("oncekey.inbox")
 
 POLL: Final = (0.05, 0.25)  # seconds between looks for what other nodes queued
+LINGER: Final = 0.01  # seconds that a free slot waits for others, where more is due anyway
 UNSETTLED: Final = 1_000  # results that may wait for the inbox before no more is fetched
 _HOUSEKEEPING: Final = 3_600.0
 _BULK_LOOK: Final = 2.0
 _HAND_BACK: Final = 5.0
+_WATCH: Final = 60.0
 
 
 class DeliveryWorker:
@@ -62,8 +65,10 @@ class DeliveryWorker:
         self._lanes = {name: Lane(name, to, clock) for name, to in destinations.items()}
         self._retired: list[Lane] = []
         self._stopping = asyncio.Event()
-        self._stirred = asyncio.Event()  # a slot came free, or the lanes changed
-        self._settling: set[asyncio.Task[None]] = set()
+        self._stirred = asyncio.Event()  # something was queued, a slot is free, the lanes changed
+        self._soon: asyncio.TimerHandle | None = None
+        self._full: set[str] = set()  # lanes that got all they asked for: more may be due
+        self._settling = Settling(inbox)
         self._running = False
         self._over = asyncio.Event()
 
@@ -103,54 +108,59 @@ class DeliveryWorker:
         if self._running:
             raise PolicyError("this worker runs already: make another one")
         self._running = True
-        house = asyncio.create_task(self._keep_house())
+        beside = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._watch())]
         try:
             while not self._stopping.is_set():
                 await self._round()
         finally:
-            house.cancel()
-            await asyncio.gather(house, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             self._over.set()
 
+    async def _watch(self) -> None:
+        """Look again when this process has queued something."""
+        while True:
+            if await self._inbox.wait_for_work(_WATCH):
+                self._stirred.set()
+
     async def _round(self) -> None:
+        self._stirred.clear()  # whatever comes from here on is looked for in the next round
         found: list[Delivery] = []
         slots = {name: lane.free() for name, lane in self._lanes.items()}
         slots = {name: free for name, free in slots.items() if free}
         if slots and len(self._settling) < UNSETTLED:
             lease = max(self._lanes[name].to.policy.lease_ms for name in slots)
+            if self._settling.go():
+                await asyncio.sleep(0)  # on a file the record and the fetch are then one commit
             try:
                 found = await self._inbox.fetch(slots, lease)
             except OncekeyError as error:
                 logger.warning("no deliveries could be fetched, trying again: %s", error)
                 await self._rest(1.0)
                 return
-        for delivery in found:
-            self._begin(delivery)
         got = dict.fromkeys(slots, 0)
         for delivery in found:
+            self._begin(delivery)
             got[delivery.target] += 1
-        if any(got[name] == free for name, free in slots.items()):
-            await asyncio.sleep(0)  # there may be more, if a slot is free
-            if any(lane.free() for name, lane in self._lanes.items() if got.get(name)):
+        for name, free in slots.items():
+            (self._full.add if got[name] == free else self._full.discard)(name)
+        if self._full:
+            await asyncio.sleep(0)  # attempts that end at once leave slots for more
+            if any(lane.is_worth_a_look() for name, lane in self._lanes.items() if got.get(name)):
                 return
         await self._rest(random.uniform(*POLL))  # noqa: S311 - no secret
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for work, a free slot, the end, or the time at which a lane wakes by itself."""
-        self._stirred.clear()
+        """Wait for work, free slots, the end, or the time at which a lane wakes by itself."""
         seconds = max(0.0, min([seconds, *(lane.waits() for lane in self._lanes.values())]))
         if not math.isfinite(seconds):
             seconds = POLL[1]
-        waits = [
-            asyncio.ensure_future(self._inbox.wait_for_work(seconds)),
-            asyncio.ensure_future(self._stirred.wait()),
-        ]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            async with asyncio.timeout(seconds):
+                await self._stirred.wait()
+        except TimeoutError:
+            pass
 
     # Attempts
 
@@ -162,33 +172,36 @@ class DeliveryWorker:
         task.add_done_callback(lambda _: self._ended(lane, task))
 
     def _ended(self, lane: Lane, task: asyncio.Task[None]) -> None:
+        """A slot is free. Where more is due, a look for one costs as much as a look for many."""
         lane.running.pop(task, None)
+        if lane.name not in self._full:
+            return  # nothing is due that a slot was missing for
+        if lane.is_worth_a_look():
+            self._stirred.set()
+        elif self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(LINGER, self._look_again)
+
+    def _look_again(self) -> None:
+        self._soon = None
         self._stirred.set()
 
     async def _attempt(self, lane: Lane, delivery: Delivery) -> None:
-        settled = False
         if delivery.attempt > lane.to.policy.tries:
             # Nobody lived to say how the last try ended: an event that kills workers ends here.
             cause = "no worker lived to finish it"
-            result = Result(delivery, Outcome.DEAD, error=cause)
-        else:
-            began = self._clock()
-            answer = await self._sent(lane, delivery)
-            lane.learn(answer)
-            settled = answer.settled
-            result = lane.judged(delivery, answer, round((self._clock() - began) * 1000))
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this is one
-        lane.running.pop(task, None)  # its slot is free; what is left is ours
-        self._stirred.set()
-        if settled:
-            self._inbox.settled(result)
+            self._settle(lane, Result(delivery, Outcome.DEAD, error=cause))
             return
-        self._settling.add(task)
-        try:
-            await self._settle(result, lane.to.policy.lease_ms / 1000)
-        finally:
-            self._settling.discard(task)
+        began = self._clock()
+        answer = await self._sent(lane, delivery)
+        lane.learn(answer)
+        result = lane.judged(delivery, answer, round((self._clock() - began) * 1000))
+        if answer.settled:
+            self._inbox.settled(result)
+        else:
+            self._settle(lane, result)
+
+    def _settle(self, lane: Lane, result: Result) -> None:
+        self._settling.add(result, lane.to.policy.lease_ms / 1000)
 
     async def _sent(self, lane: Lane, delivery: Delivery) -> Answer:
         try:
@@ -200,26 +213,6 @@ class DeliveryWorker:
         except Exception as error:  # noqa: BLE001 - a plug-in's failure is an outcome
             logger.warning("target %s failed with %s", lane.name, type(error).__name__)
             return Answer(False, error=type(error).__name__)
-
-    async def _settle(self, result: Result, lease: float) -> None:
-        """Tell the inbox; again, until the lease is over and another worker has it anyway."""
-        until = time.monotonic() + lease
-        while True:
-            try:
-                held = await self._inbox.finish([result])
-            except OncekeyError as error:
-                if time.monotonic() > until:
-                    logger.warning("an attempt could not be recorded, it will be made again")
-                    return
-                logger.warning("an attempt could not be recorded, trying again: %s", error)
-                await asyncio.sleep(0.5)
-                continue
-            if not held[0]:
-                logger.warning(
-                    "an attempt at %s took longer than its lease and does not count",
-                    result.delivery.target,
-                )
-            return
 
     # Stopping
 
@@ -240,7 +233,8 @@ class DeliveryWorker:
         seconds = milliseconds(grace, "grace") / 1000
         if tasks := [task for lane in lanes for task in lane.running]:
             await asyncio.wait(tasks, timeout=seconds)
-        left = {task: held for lane in lanes for task, held in lane.running.items()}
+        running = [one for lane in lanes for one in lane.running.items()]
+        left = {task: held for task, held in running if not task.done()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -251,8 +245,7 @@ class DeliveryWorker:
                     back = sum(await self._inbox.hand_back(list(left.values())))
             except (OncekeyError, TimeoutError) as error:
                 logger.warning("deliveries could not be handed back, their leases end: %s", error)
-        if self._settling:
-            await asyncio.wait(set(self._settling), timeout=_HAND_BACK)
+        await self._settling.drain(_HAND_BACK)
         return back
 
     # Housekeeping

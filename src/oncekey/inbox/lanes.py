@@ -18,6 +18,7 @@ from oncekey.policy import milliseconds
 
 __all__ = ["BreakerState", "Destination", "Lane", "LaneReport"]
 
+_MANY = 100  # that are fetched together: more make none of them cheaper
 _LONGEST_PAUSES = 16  # times the policy's, at most
 
 
@@ -97,6 +98,11 @@ class Lane:
             self._filled_at = now
             free = min(free, int(self._tokens))
         return max(free, 0)
+
+    def is_worth_a_look(self) -> bool:
+        """Whether half of what may be under way at a time may begin now."""
+        free = self.free()
+        return free > 0 and 2 * free >= min(self.to.policy.concurrency, _MANY)
 
     def begun(self) -> None:
         """An attempt begins."""

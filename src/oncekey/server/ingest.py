@@ -8,7 +8,6 @@ first. What can't be kept is answered 503: the provider sends it again.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import hmac
 import json
@@ -74,6 +73,8 @@ class _Source:
             ),
         )
         self.rules.fallback = Registered(_nothing, False)
+        self.fresh = _told(taken(provider, "handled"), "new")
+        self.copy = _told(taken(provider, "duplicate"), "duplicate")
         fields = [event_field(text) for text in (provider.event_id, provider.event_type) if text]
         self.kept = frozenset(
             [*_KEPT, *settings.keep_headers, *(name for one in fields for name in one.headers)]
@@ -81,6 +82,11 @@ class _Source:
 
     def headers(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
         return tuple(pair for pair in delivery.headers.items() if pair[0] in self.kept)
+
+
+def _told(answer: WebhookResponse, outcome: str) -> WebhookResponse:
+    headers = {**answer.headers, "Oncekey-Outcome": outcome}
+    return WebhookResponse(answer.status, headers, answer.body, answer.outcome)
 
 
 def _nothing(event: object) -> None:
@@ -172,17 +178,19 @@ class Intake:
             if response is not None:
                 return response
         try:
-            works = rules.works(delivery, verdict)
+            given = rules.works(delivery, verdict)
         except OncekeyError as error:
             return malformed(error)
-        limited = [work for work in works if isinstance(work, Outcome)]
+        limited = [one for one in given if isinstance(one, Outcome)]
         if limited:  # all or nothing: a copy of the whole comes again
             return answer_to(source.provider, limited)
+        works = [one for one in given if isinstance(one, Work)]
         kept = source.headers(delivery)
         try:
-            found = await asyncio.gather(
-                *(self._kept(source, work, kept) for work in works if isinstance(work, Work))
-            )
+            if len(works) == 1:  # most of them: no task is needed
+                found = [await self._kept(source, work, kept) for work in works]
+            else:
+                found = await asyncio.gather(*(self._kept(source, work, kept) for work in works))
         except (StoreError, OSError) as error:
             logger.warning(
                 "%s: an event can't be kept, its sender is told to retry: %s",
@@ -235,11 +243,11 @@ def _digest(name: str) -> str:
 
 def _acknowledged(source: _Source, found: list[Ingested]) -> WebhookResponse:
     fresh = any(one.new for one in found)
-    answer = taken(source.provider, "handled" if fresh else "duplicate")
-    told = {"Oncekey-Outcome": "new" if fresh else "duplicate"}
+    answer = source.fresh if fresh else source.copy
+    headers = dict(answer.headers)
     if len(found) == 1:
-        told["Oncekey-Event"] = found[0].id
-    return dataclasses.replace(answer, headers={**answer.headers, **told})
+        headers["Oncekey-Event"] = found[0].id
+    return WebhookResponse(answer.status, headers, answer.body, answer.outcome)
 
 
 def _greeting(settings: SourceSettings, scope: Scope) -> WebhookResponse:

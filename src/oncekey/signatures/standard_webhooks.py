@@ -152,15 +152,21 @@ class StandardWebhooksProvider(Provider):
         event_id = one_header(Headers(fields), f"{family}-id")
         if not _ID.fullmatch(event_id):
             raise PolicyError("the event id needs 1 to 255 visible ASCII characters, no full stop")
-        message = f"{event_id}.{stamp}.".encode() + request.body
-        if self._shared:
-            text = "v1," + encode(hmac.digest(self._shared[0], message, "sha256"), "base64")
-        elif self._private:
-            text = "v1a," + encode(self._private[0].sign(message), "base64")
-        else:
-            raise PolicyError("a public key can't sign: pass the private one, whsk_, as the secret")
-        put_header(fields, f"{family}-signature", text)
+        put_header(fields, f"{family}-signature", self.signature(event_id, stamp, request.body))
         return request
+
+    def signature(self, event_id: str, stamp: str, body: bytes) -> str:
+        """What stands in the signature header, for an id and a timestamp that can be sent.
+
+        Raises:
+            PolicyError: There is only a public key.
+        """
+        message = f"{event_id}.{stamp}.".encode() + body
+        if self._shared:
+            return "v1," + encode(hmac.digest(self._shared[0], message, "sha256"), "base64")
+        if self._private:
+            return "v1a," + encode(self._private[0].sign(message), "base64")
+        raise PolicyError("a public key can't sign: pass the private one, whsk_, as the secret")
 
 
 _PARTS: Final = ("id", "timestamp")

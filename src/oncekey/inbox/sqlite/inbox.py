@@ -90,7 +90,7 @@ class AsyncSQLiteInbox(InboxBase):
         self.path = database.path
         self._database = database
         self._clock = clock
-        self._writer = WriterCommit(database)
+        self._writer = WriterCommit(database, gathers=True)
         self._writing = Writing(self.node, self.remember_ms, clock)
         self._readers = ThreadPoolExecutor(1, "oncekey-inbox-reader")
         self._reader: sqlite3.Connection | None = None
