@@ -319,11 +319,21 @@ async def by_worker(url: str, count: int, database: str) -> float:
                     for name in names
                 )
             )
+        finish, left, over = inbox.finish, count, asyncio.Event()
+
+        async def finished(results: Any) -> list[bool]:
+            nonlocal left
+            held = await finish(results)
+            left -= sum(held)
+            if not left:
+                over.set()
+            return held
+
+        inbox.finish = finished
         worker = DeliveryWorker(inbox, {"app": Destination(target, policy)}, keep=None)
         used = bench_inbox.own_cpu()
         running = asyncio.create_task(worker.run())
-        while await inbox.depths():
-            await asyncio.sleep(0.1)
+        await over.wait()
         used = bench_inbox.own_cpu() - used
         await worker.stop()
         await running

@@ -271,6 +271,7 @@ async def compared(bare: Any, ours: Any, server: int | None) -> dict[str, Any]:
         if server is not None:
             served = statistics.median(full.server / least.server for least, full in rounds)
             found[step]["server_ratio"] = served
+            found[step]["server_us"] = statistics.median(full.server for _, full in rounds)
     return found
 
 
@@ -419,7 +420,9 @@ def main() -> int:
         for step in ("ingest", "fetch and finish"):
             one = found[name][step]
             verdict = "PASS" if one["ratio"] <= COST else "MISS"
-            served = f"; the server's {one['server_ratio']:.2f}" if "server_ratio" in one else ""
+            served = ""
+            if "server_ratio" in one:
+                served = f"; the server's {one['server_us']:.1f}, ratio {one['server_ratio']:.2f}"
             print(
                 f"{name:9} {step:17} {one['inbox_us']:7.1f} us CPU, bare {one['bare_us']:6.1f}, "
                 f"ratio {one['ratio']:.2f} (at most {COST}) {verdict}{served}"

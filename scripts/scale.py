@@ -2,6 +2,7 @@
 
     python scripts/scale.py                    # all steps, the arithmetic beside the simulation
     python scripts/scale.py --seed 7           # other arrivals
+    python scripts/scale.py --bytes            # what an event takes on disk, on both databases
 
 The arithmetic is Little's law and sums. The simulation knows neither: events arrive at random, each
 target has slots, attempts take their time and fail by chance, failures are tried again by the
@@ -11,13 +12,19 @@ policy of the gateway itself, a target goes away and comes back, another becomes
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import heapq
 import itertools
 import math
+import os
 import random
+import sqlite3
 import sys
+import tempfile
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from oncekey.inbox import TargetPolicy
@@ -227,6 +234,61 @@ def percentile(values: list[float], percent: float) -> float:
 # ----------------------------------------------------------------------------------------- report
 
 
+# ------------------------------------------------------------------------------------------ bytes
+
+
+async def bytes_an_event(url: str, number: int = 5_000, body: int = 1_000) -> None:
+    """Keep and deliver some events, so that their bytes can be counted."""
+    from oncekey.inbox import Arrival, Outcome, Result, Route, open_inbox
+
+    kind, routes = (("content-type", "application/json"),), (Route("app"),)
+    inbox = await open_inbox(url, **({"create": True} if url.startswith("postgresql") else {}))
+    try:
+        for start in range(0, number, 500):
+            names = [f"evt_{one:024d}" for one in range(start, start + 500)]
+            made = [
+                Arrival("shop", name, "invoice.paid", random.randbytes(body), kind, routes)
+                for name in names
+            ]
+            await asyncio.gather(*(inbox.ingest(one) for one in made))
+            found = await inbox.fetch({"app": 500}, 60_000)
+            await inbox.finish([Result(one, Outcome.DELIVERED, 50, 200) for one in found])
+    finally:
+        await inbox.aclose()
+
+
+def measured_bytes(number: int = 5_000, body: int = 1_000) -> None:
+    """Print what an event takes beside its body; its key is a record, which ``plan`` counts."""
+    root = Path(__file__).parents[1]
+    sys.path.insert(0, str(root))
+    from tests.servers.fixtures_pg import sql
+    from tests.servers.postgres import make_database, running
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/inbox.db"
+        asyncio.run(bytes_an_event(f"sqlite:///{path}", number, body))
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            whole = os.path.getsize(path)
+            file.execute("DROP TABLE oncekey_records")
+            file.execute("VACUUM")
+        print(f"sqlite: {os.path.getsize(path) / number - body:,.0f} bytes beside the body", end="")
+        print(f", {(whole - os.path.getsize(path)) / number:,.0f} for its key")
+    with contextlib.contextmanager(running)() as server:
+        url = server.url(make_database(server.url()))
+        asyncio.run(bytes_an_event(url, number, body))
+        tables = "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relkind = 'r'"
+        sizes = dict(sql(url, tables))
+        events = sum(
+            size
+            for name, size in sizes.items()
+            if name.startswith(("oncekey_inbox_event", "oncekey_inbox_attempt"))
+        )
+        keys = sum(size for name, size in sizes.items() if name.startswith("oncekey_records"))
+        print(f"postgresql: {events / number - body:,.0f} bytes beside the body", end="")
+        print(f", {keys / number:,.0f} for its key")
+
+
 STEPS = {
     "100 a second": (Load(100), 60.0, 1),
     "10,000 a second": (Load(10_000), 10.0, 1),
@@ -285,7 +347,12 @@ def main() -> int:
         description="Sizing of a gateway, by arithmetic and by chance."
     )
     parser.add_argument("--seed", type=int, default=1, help="of the simulation; 1")
-    return 0 if report(parser.parse_args().seed) else 1
+    parser.add_argument("--bytes", action="store_true", help="measure what an event takes on disk")
+    given = parser.parse_args()
+    if given.bytes:
+        measured_bytes()
+        return 0
+    return 0 if report(given.seed) else 1
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class DeliveryWorker:
         slots = {name: lane.free() for name, lane in self._lanes.items()}
         slots = {name: free for name, free in slots.items() if free}
         if slots and len(self._settling) < UNSETTLED:
-            lease = max(self._lanes[name].to.policy.lease_ms for name in slots)
+            lease = max(self._lanes[name].lease_ms for name in slots)
             if self._settling.go():
                 await asyncio.sleep(0)  # on a file the record and the fetch are then one commit
             try:
@@ -201,13 +201,13 @@ class DeliveryWorker:
             self._settle(lane, result)
 
     def _settle(self, lane: Lane, result: Result) -> None:
-        self._settling.add(result, lane.to.policy.lease_ms / 1000)
+        self._settling.add(result, lane.lease_ms / 1000)
 
     async def _sent(self, lane: Lane, delivery: Delivery) -> Answer:
         try:
             # A plug-in keeps its own time; this is for one that does not.
-            async with asyncio.timeout(lane.to.policy.timeout_ms * 1.5 / 1000):
-                return await lane.to.target.send(delivery, lane.to.policy.timeout_ms)
+            async with asyncio.timeout(lane.timeout_ms * 1.5 / 1000):
+                return await lane.to.target.send(delivery, lane.timeout_ms)
         except TimeoutError:
             return Answer(False, error="timeout")
         except Exception as error:  # noqa: BLE001 - a plug-in's failure is an outcome

@@ -64,6 +64,8 @@ class Lane:
     def __init__(self, name: str, to: Destination, clock: Callable[[], float]) -> None:
         self.name = name
         self.to = to
+        self.timeout_ms = to.policy.timeout_ms
+        self.lease_ms = to.policy.lease_ms
         self.running: dict[asyncio.Task[None], Delivery] = {}
         self._clock = clock
         self._failures = 0
