@@ -29,6 +29,7 @@ DELIVERIES ?= 100000
 STORM_ARGS ?=
 SICK_ARGS ?=
 SOAK_ARGS ?=
+SCALE_ARGS ?=
 
 # Nothing from outside may put the source tree, or another Python's library, on sys.path.
 unexport PYTHONPATH PYTHONHOME
@@ -106,7 +107,7 @@ storm-py%: $(VENV)/py%/.wheel
 	@ONCEKEY_STORM=$(DELIVERIES) ONCEKEY_TEST_INSTALLED=1 $(VENV)/py$*/bin/python -m pytest \
 	    -s -o cache_dir=$(CACHE)/pytest-$* tests/faults/test_delivery_storm.py
 
-.PHONY: storm-gateway sick-targets soak
+.PHONY: storm-gateway sick-targets soak scale
 storm-gateway: $(VENV)/pythons ## Kill gateways with -9 under load, 50 times on each store: ten minutes
 	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="storm_gateway.py $(STORM_ARGS)"
 
@@ -115,6 +116,9 @@ sick-targets: $(VENV)/pythons ## Healthy targets beside five sick ones: four min
 
 soak: $(VENV)/pythons ## Run a gateway at a fixed rate and look whether it grows: 20 minutes
 	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="soak_gateway.py $(SOAK_ARGS)"
+
+scale: $(VENV)/pythons ## Sizing of a gateway, by arithmetic and by a simulation beside it
+	@$(MAKE) --no-print-directory script-py$$(sed -n '1s/ .*//p' $(VENV)/pythons) SCRIPT="scale.py $(SCALE_ARGS)"
 
 script-py%: $(VENV)/py%/.wheel
 	@$(VENV)/py$*/bin/python scripts/$(SCRIPT)
