@@ -198,6 +198,8 @@ async def test_an_older_inbox_is_brought_up_to_date(tmp_path: Path) -> None:
         assert [one.subject for one in (await inbox.audit()).items] == ["y", "x"]
         found = await inbox.verify_audit()
         assert (found.head.number, found.problems) == (1, [])
+
+
 async def test_one_lost_delivery_of_many_changes_nothing_for_the_others(tmp_path: Path) -> None:
     """Of results that are finished together, the one with an old fence does not count."""
     async with await open_inbox(url(tmp_path)) as inbox:
