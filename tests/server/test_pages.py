@@ -113,6 +113,16 @@ async def test_an_error_leads_back(http: httpx.AsyncClient) -> None:
     assert 'href="/_oncekey/events/nothing?copy=2">Try again' in answer.text
 
 
+async def test_an_event_can_be_taken_elsewhere(http: httpx.AsyncClient, signed: Signed) -> None:
+    """As curl, as a command of ours, and as a fixture, each with this gateway's address or body."""
+    event = (await deliver(http, signed("shop"))).headers["oncekey-event"]
+    await sign_in(http, "rita")
+    text = (await http.get(f"/_oncekey/events/{event}")).text
+    assert f"{HOST}/_oncekey/api/v1/events/{event}/replay" in text
+    assert f"oncekey event {event} --gateway {HOST}<" in text
+    assert "def invoice_paid_event() -&gt; bytes:" in text
+
+
 async def test_an_empty_list_has_the_line_to_run(http: httpx.AsyncClient) -> None:
     """With this gateway's own address, and the variable that has the secret."""
     await sign_in(http, "anna")

@@ -147,6 +147,7 @@ def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
     return [
         ("curl: replay it", curl),
         ("curl: read it", f"curl {bearer} {shlex.quote(api)}"),
+        ("oncekey: read it", f"oncekey event {one.id} --gateway {shlex.quote(desk.base)}"),
         ("pytest fixture", fixture),
     ]
 
