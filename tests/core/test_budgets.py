@@ -135,8 +135,8 @@ PATHS: dict[str, tuple[Callable[[], tuple[Call, Call]], dict[tuple[int, int], li
     "memory, claim and complete": (
         claimed,
         {
-            (3, 11): [Spent(495, 13), Spent(150, 4)],
-            (3, 13): [Spent(422, 13), Spent(129, 4)],
+            (3, 11): [Spent(492, 13), Spent(150, 4)],
+            (3, 13): [Spent(416, 13), Spent(129, 4)],
         },
     ),
 }

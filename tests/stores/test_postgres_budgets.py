@@ -24,10 +24,10 @@ ROWS: dict[str, Any] = {
     "first seen": (b"", True),
 }
 BUDGETS = {
-    "claim": {(3, 11): Spent(750, 27), (3, 13): Spent(680, 27)},
-    "replay": {(3, 11): Spent(740, 26), (3, 13): Spent(670, 26)},
-    "complete": {(3, 11): Spent(705, 26), (3, 13): Spent(650, 26)},
-    "first seen": {(3, 11): Spent(660, 26), (3, 13): Spent(600, 26)},
+    "claim": {(3, 11): Spent(750, 26), (3, 13): Spent(680, 26)},
+    "replay": {(3, 11): Spent(745, 25), (3, 13): Spent(675, 25)},
+    "complete": {(3, 11): Spent(680, 24), (3, 13): Spent(630, 24)},
+    "first seen": {(3, 11): Spent(632, 24), (3, 13): Spent(573, 24)},
 }
 
 
