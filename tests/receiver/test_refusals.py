@@ -19,8 +19,7 @@ pytest.importorskip("cryptography")
 
 from tests.cells import every
 from tests.signatures.cases import NOW
-from tests.signatures.schemes import ENDPOINT, JSON, Scheme, scheme
-from tests.signatures.schemes import LONG_KNOWN as NAMES
+from tests.signatures.schemes import ENDPOINT, JSON, NAMES, Scheme, scheme
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.adcp.signatures import adcp_provider
@@ -30,7 +29,7 @@ from oncekey.signatures import Provider, SignedRequest, Verdict, provider
 from oncekey.signatures.base import MAX_BATCH
 from oncekey.signatures.nonces import Nonces
 
-IN_BODY = ("mailgun", "adyen")  # the signature is in the body, and no header holds one
+IN_BODY = ("mailgun", "adyen", "aws-sns")  # the signature is in the body, and no header holds one
 FREE_BODY = (*IN_BODY, "twilio")  # values are signed, not the bytes that carry them
 BATCH_OBJECTS = ("adyen", "hmac-batch")  # the list of events is a member of the body
 BATCHES = ("hubspot", "sendgrid", *BATCH_OBJECTS)
@@ -165,6 +164,7 @@ def test_a_body_that_was_written_again_is_refused(one: Scheme, refused: Give) ->
         changed = request.body + b"&Extra=1"
     elif one.name in IN_BODY:
         changed = request.body.replace(b"psp-1", b"psp-9").replace(b'"token":"', b'"token":"0')
+        changed = changed.replace(b"sample-1", b"sample-9")
     else:
         changed = json.dumps(json.loads(request.body), indent=1).encode()
     assert changed != request.body
@@ -176,14 +176,17 @@ def test_each_missing_header_is_refused(one: Scheme, refused: Give) -> None:
     """By its own code: without the id it is a bad request, without the signature a stranger's."""
     request = one.sign()
     for name in added_headers(one, request):
-        # Standard Webhooks signs its id, so that without one there is nothing to verify.
-        signed = one.name in ("standard-webhooks", "svix", "hmac-stamped")
+        # Some sign the id, so that without one there is nothing to verify.
+        signed = name.lower() in one.provider.signed_headers()
         status = 400 if name.lower() in id_headers(one) and not signed else 401
         codes = ("header_missing", "timestamp_missing", "id_missing", "header_malformed")
         answer = refused(one, with_header(request, name, None), status, *codes)
         if one.name not in ("adcp", "adcp-es256") and not one.name.startswith("rfc9421"):
             assert name.lower() in json.loads(answer.body)["message"].lower()
-    if one.name in IN_BODY:
+    if one.name == "aws-sns":
+        bare = {k: v for k, v in json.loads(request.body).items() if k != "Signature"}
+        refused(one, request._replace(body=json.dumps(bare).encode()), 401, "header_malformed")
+    elif one.name in IN_BODY:
         refused(one, request._replace(body=one.case.body), 401, "header_missing")
     elif not one.name.startswith("adcp"):
         refused(one, request._replace(headers=dict(JSON)), 401, "header_missing")
@@ -206,7 +209,7 @@ def test_headers_that_are_no_headers_are_refused(one: Scheme, value: str, refuse
 def assert_refused(one: Scheme, request: Any, name: str, refused: Give) -> None:
     is_id = name.lower() in id_headers(one)
     codes = ["header_malformed", "timestamp_malformed", "id_missing", "key_unknown"]
-    if one.name.startswith(("adcp", "rfc9421", "hmac-stamped")):
+    if one.name.startswith(("adcp", "rfc9421", "hmac-stamped", "twitch")):
         codes += ["signature_mismatch", "invalid"]  # an empty value, which the signature covers
     unsigned = is_id and name.lower() not in one.provider.signed_headers()
     refused(one, request, 400 if unsigned else 401, *codes)
@@ -338,12 +341,15 @@ def with_id(name: str, value: object, body: bytes | None = None) -> bytes:
         item[first.get(name, "id")] = value
     elif name == "discord":
         payload["event"]["type"] = value
+    elif name == "pagerduty":
+        payload["event"]["id"] = value
     elif name == "sports-stack":
         payload["event"]["hash"] = value
     elif name == "mailgun":
         payload["event-data"]["id"] = value
     else:
-        named = {"slack": "event_id", "square": "event_id", "paddle": "event_id"}
+        named = dict.fromkeys(("slack", "square", "paddle", "typeform"), "event_id")
+        named |= {"aws-sns": "MessageId", "docusign": "event"}
         payload["idempotency_key" if name.startswith("adcp") else named.get(name, "id")] = value
     return json.dumps(payload).encode()
 
@@ -366,7 +372,7 @@ HOSTILE_IDS: dict[str, object] = {
 def test_an_id_that_is_none_is_refused(name: str, what: str, refused: Give) -> None:
     """Signed, but with an id that no store could keep: a bad request, in every scheme."""
     one, value = scheme(name), HOSTILE_IDS[what]
-    if name == "discord" and what not in ("null", "a number without end"):
+    if name in ("discord", "docusign") and what not in ("null", "a number without end"):
         return  # its id is a hash of what the event holds, whatever that is
     try:
         request = one.sign(with_id(name, value))

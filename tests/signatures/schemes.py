@@ -164,9 +164,6 @@ _DRESSES = ("pagerduty", "docusign", "twitch", "typeform", "vercel", "plaid", "a
 NAMES = [*(one for one in OURS if one in _WRITTEN or one in _DRESSES), *_OTHERS]
 """A provider of every dress in which something of the event is signed."""
 
-LONG_KNOWN = [*(one for one in OURS if one in _WRITTEN), *_OTHERS]
-"""Those with a case that is written by hand."""
-
 TOKENS = ["gitlab", "google-pubsub"]
 """Of those whose token signs nothing of it: whoever has one can send any event."""
 
