@@ -57,7 +57,7 @@ def test_a_wrong_url_names_the_fix(url: str, message: str) -> None:
 
 def test_other_things_than_urls_are_named(tmp_path: pathlib.Path) -> None:
     """An unset variable, a path where a URL belongs, and the other way round."""
-    with pytest.raises(StoreConfigError, match="must be a string, got NoneType"):
+    with pytest.raises(StoreConfigError, match="must be a string, got None:"):
         connect(None)  # type: ignore[arg-type]
     with pytest.raises(StoreConfigError, match=r"pass it to connect\(\)"):
         SQLiteStore("sqlite:///file.db")

@@ -107,6 +107,14 @@ def test_credentials_by_any_name_are_left_out(file: Path) -> None:
     assert "s3cret" not in file.read_text()
 
 
+# What is sent is the secret itself, or good for a while: it is kept only if that is asked for.
+TOKENS = {
+    "gitlab": "x-gitlab-token",
+    "google-pubsub": "authorization",
+    "telegram": "x-telegram-bot-api-secret-token",
+}
+
+
 @pytest.mark.parametrize("name", list(providers()))
 def test_what_a_signature_needs_is_kept(name: str, file: Path) -> None:
     """A recorded delivery of any provider has all of the headers that it was signed with."""
@@ -117,7 +125,7 @@ def test_what_a_signature_needs_is_kept(name: str, file: Path) -> None:
             recorder.add("POST", "https://host/", delivery, b"")
     else:
         sent = sample(name)
-        wanted = {field.lower() for field in dict(sent.headers)}
+        wanted = {field.lower() for field in dict(sent.headers)} - {TOKENS.get(name)}
         with Recorder(file) as recorder:
             recorder.add(*sent)
     assert {field for field, _ in rows(file)[0]["headers"]} == wanted
@@ -172,7 +180,7 @@ def test_what_an_app_gets_is_recorded_so_that_it_verifies(name: str, file: Path)
     delivery = sample(name, url="/hooks/a%20b?x=1&y=%C3%A9")
     assert delivery.provider is not None
     charged: list[str] = []
-    with Recorder(file) as recorder:
+    with Recorder(file, keep=[TOKENS[name]] if name in TOKENS else []) as recorder:
         wsgi = recorder.wrap(apps.flask_app(apps.sync_receiver(delivery.provider, charged)))
         asgi = recorder.wrap(apps.starlette_app(apps.async_receiver(delivery.provider, charged)))
         assert deliver(wsgi, delivery).ok

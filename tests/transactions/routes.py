@@ -15,6 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from oncekey._core.block import OnlySync
+
 INSERT = "INSERT INTO effects (name) VALUES "
 POOL = 4
 
@@ -295,11 +297,11 @@ class entered:
 
     def __init__(self, made: Any) -> None:
         self._made = made
+        self._sync = isinstance(made, OnlySync) or not hasattr(made, "__aenter__")
 
     async def __aenter__(self) -> Any:
-        enter = getattr(self._made, "__aenter__", None) or self._made.__enter__
-        return await done(enter())
+        return await done(self._made.__enter__() if self._sync else self._made.__aenter__())
 
     async def __aexit__(self, *exc: Any) -> Any:
-        leave = getattr(self._made, "__aexit__", None) or self._made.__exit__
+        leave = self._made.__exit__ if self._sync else self._made.__aexit__
         return await done(leave(*exc))

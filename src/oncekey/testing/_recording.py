@@ -38,7 +38,7 @@ CREDENTIALS: Final = re.compile(
 HARMLESS: Final = frozenset(
     {
         *("i-twilio-idempotency-token", "idempotency-key", "x-idempotency-key"),
-        *("paypal-auth-algo", "paypal-auth-version"),
+        *("paypal-auth-algo", "paypal-auth-version", "x-event-key"),
     }
 )
 LEFT_OUT: Final = "left-out"
