@@ -39,7 +39,7 @@ def answer_to(
     """
     for rule in rules:
         found, wanted = value_at(payload, rule["path"]), rule["equals"]
-        if type(found) is not type(wanted) or found != wanted:
+        if found != wanted or type(found) is not type(wanted):
             continue
         if "absent" in rule and value_at(payload, rule["absent"]) is not None:
             continue

@@ -167,7 +167,10 @@ class HmacProvider(Provider):
             raise
         stamp: str | None = None
         if self._pairs is None:
-            texts = self._without_prefix(self._several_values(delivery.headers, value))
+            if self._every or self._between or not value.startswith(self._prefix):
+                texts = self._without_prefix(self._several_values(delivery.headers, value))
+            else:
+                texts = [value[len(self._prefix) :]]
         else:
             stamp, texts = self._split_pairs(value, *self._pairs)
         # Each entry on its own: one that is malformed, or of a scheme to come, voids no other.
@@ -185,7 +188,7 @@ class HmacProvider(Provider):
         return stamp, fitting
 
     def _several_values(self, headers: Headers, first: str) -> list[str]:
-        """Every signature that came: one, unless the provider sends lists, or several headers."""
+        """Every signature that came: in a list, or in several headers."""
         if self._every:
             return [one_header(headers, name) for name in self._names if name in headers]
         if self._between:
