@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.signatures.cases import NOW, OLD_SECRET, SECRET, URL, make
 
+from oncekey.errors import PolicyError
 from oncekey.receiver import WebhookReceiver
 from oncekey.signatures import provider, providers, table
 from oncekey.signatures.facts import Facts
@@ -352,6 +353,13 @@ def test_without_a_token_of_ours_no_get_request_is_answered() -> None:
 
 
 # --- SNS -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Other", None, {"a": 1}])
+def test_sns_signs_messages_of_its_types_only(kind: object) -> None:
+    """Whatever stands in place of a type, it is told what types there are."""
+    with pytest.raises(PolicyError, match="SubscriptionConfirmation"):
+        sample_provider("aws-sns").sign("POST", URL, {}, json.dumps({"Type": kind}).encode())
 
 
 def test_messages_of_sns_are_believed_for_our_topics_only() -> None:

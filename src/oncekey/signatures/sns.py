@@ -148,7 +148,7 @@ class SnsProvider(Provider):
             "SigningCertURL": self._cert_url,
         }
         payload.setdefault("MessageId", "")
-        if payload["Type"] not in _SIGNED:
+        if str(payload["Type"]) not in _SIGNED:
             raise PolicyError(f"a message of SNS has one of these types: {', '.join(_SIGNED)}")
         signature = self._private.sign(_message(payload), *_how("2"))
         payload["Signature"] = encode(signature, "base64")
