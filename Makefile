@@ -41,7 +41,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PINS := pyproject.toml constraints.txt
-SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE)
+SOURCES := $(shell find src -name __pycache__ -prune -o -print) $(wildcard README.md LICENSE scripts/index_readme.py)
 
 .PHONY: help demo serve test test-all check fuzz storm faults mutants docs bench bench-growth walk wheel sbom clean
 

@@ -117,3 +117,35 @@ def test_dashboard_alerts_and_policy_are_in_the_source_distribution(
     with zipfile.ZipFile(tmp_path / wheel) as files:
         tops = {name.partition("/")[0] for name in files.namelist()}
     assert len(tops) == 2, tops
+
+
+def test_an_index_shows_no_link_that_breaks(twice: list[dict[str, bytes]], tmp_path: Path) -> None:
+    """The description in the wheel has the README's words, and links to nothing beside it."""
+    [(name, wheel)] = [item for item in twice[0].items() if item[0].endswith(".whl")]
+    (tmp_path / name).write_bytes(wheel)
+    with zipfile.ZipFile(tmp_path / name) as files:
+        [path] = [name for name in files.namelist() if name.endswith("/METADATA")]
+        shown = files.read(path).decode()
+    assert "Description-Content-Type: text/markdown" in shown
+    assert re.findall(r"\]\((?!https:)[^)]*\)", shown) == []
+    assert "Receive webhooks (`docs/howto/receive-webhooks.md`)" in shown
+    assert "one copy does the work" in shown
+    named = re.findall(r"\(`((?:docs|src|examples)/[^`]+|\w+\.md)`\)", shown)
+    assert len(named) > 30
+    assert [one for one in named if not (ROOT / one).exists()] == []
+
+
+def test_the_readme_links_to_a_public_address_once_there_is_one() -> None:
+    """With a base, links and pictures are addresses below it."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("index_readme", ROOT / "scripts" / "index_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "[a](docs/x.md#y) ![b](docs/z.svg) [c](https://w.example) [d](#e)"
+    assert module.for_an_index(text, "https://host.example/oncekey/") == (
+        "[a](https://host.example/oncekey/docs/x.md#y) "
+        "![b](https://host.example/oncekey/docs/z.svg) [c](https://w.example) [d](#e)"
+    )
