@@ -87,32 +87,39 @@ def role(own_postgres: Postgres, own_url: str) -> Iterator[tuple[str, str]]:
     sql(own_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
+def with_password(server: Postgres, url: str) -> str:
+    """A URL that logs in with the wrong password, as a role that has another."""
+    name = "with_password"
+    rules = server.data / "pg_hba.conf"
+    text = rules.read_text()
+    if name not in text:
+        rules.write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{text}")
+        sql(url, f"CREATE ROLE {name} LOGIN PASSWORD 'another'", "SELECT pg_reload_conf()")
+    rows = "SELECT count(*) FROM pg_hba_file_rules WHERE user_name = ARRAY[%s] AND error IS NULL"
+    assert sql(url, rows, args=[name]) == [(1,)]
+    wrong = url.replace("postgres@", f"{name}:{PASSWORD}@")
+
+    def refused() -> bool:
+        try:
+            psycopg.connect(wrong).close()
+        except psycopg.OperationalError:
+            return True
+        return False  # the server has not read its rules yet
+
+    eventually(refused, "refusing")
+    return wrong
+
+
 # Where the store is
 
 
 def test_a_wrong_password_is_named(own_postgres: Postgres, own_url: str, open_store: Open) -> None:
     """A refused login says to check user and password, and does not show them."""
-    name = "with_password"
-    rules = own_postgres.data / "pg_hba.conf"
-    text = rules.read_text()
-    if name not in text:
-        rules.write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{text}")
-        sql(own_url, f"CREATE ROLE {name} LOGIN PASSWORD 'another'", "SELECT pg_reload_conf()")
-    url = own_url.replace("postgres@", f"{name}:{PASSWORD}@")
+    url = with_password(own_postgres, own_url)
 
-    rows = "SELECT count(*) FROM pg_hba_file_rules WHERE user_name = ARRAY[%s] AND error IS NULL"
-    assert sql(own_url, rows, args=[name]) == [(1,)]
-
-    def refused() -> StoreError | None:
-        try:
-            mark(open_store(url))
-        except StoreError as error:
-            return error
-        return None  # the server has not read its rules yet
-
-    found = eventually(refused, "refusing")
-    assert "password" in str(found)
-    check_secret(found)
+    with pytest.raises(StoreError, match="password") as caught:
+        mark(open_store(url))
+    check_secret(caught.value)
 
 
 def test_a_missing_database_is_named(own_postgres: Postgres, open_store: Open) -> None:
@@ -586,16 +593,46 @@ def test_no_secret_in_a_repr(own_url: str) -> None:
     assert not inspect.isabstract(AsyncPostgresStore)
 
 
-def test_a_login_that_fails_says_why_and_where(own_url: str) -> None:
-    """The server's own reason, with host, user and database; and never the password."""
-    address = own_url.rpartition("/")[0]
-    wrong = {
-        f"{address}/no_such_database": "no_such_database",
-        own_url.replace("postgres@", "nobody_here:hunter2@"): "nobody_here",
-    }
-    for url, named in wrong.items():
-        with connect(url) as store, pytest.raises(StoreError) as caught:
-            store.read(key("c"))
-        text = str(caught.value)
-        assert named in text, text
-        assert "hunter2" not in text
+def _logins(kind: str, url: str) -> Any:
+    """A store on a URL, by each driver, with and without an engine around it."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    if kind == "psycopg":
+        return PostgresStore(url)
+    if kind == "sqlalchemy":
+        return PostgresStore(create_engine(url.replace("postgresql:", "postgresql+psycopg:")))
+    if kind == "sqlalchemy-asyncpg":
+        address = url.replace("postgresql:", "postgresql+asyncpg:")
+        return AsyncPostgresStore(create_async_engine(address))
+    return AsyncPostgresStore(url, driver=kind.removeprefix("async-"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["psycopg", "async-psycopg", "asyncpg", "sqlalchemy", "sqlalchemy-asyncpg"]
+)
+def test_a_login_that_fails_says_why_and_where(
+    kind: str, own_postgres: Postgres, own_url: str
+) -> None:
+    """The server's own reason for a wrong database, user, password or port; never the password."""
+    with_password(own_postgres, own_url)
+    address, _, database = own_url.rpartition("/")
+    secret = f":{PASSWORD}@"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        port = taken.getsockname()[1]
+        wrong = {
+            f"{address.replace('@', secret)}/no_such": 'database "no_such" does not exist',
+            own_url.replace("postgres@", f"nobody_here{secret}"): 'role "nobody_here" does not',
+            own_url.replace("postgres@", f"with_password{secret}"): 'failed for user "with_passw',
+            f"postgresql://postgres{secret}127.0.0.1:{port}/{database}": str(port),
+        }
+        for url, reason in wrong.items():
+            with pytest.raises(StoreError) as caught:
+                do(_logins(kind, url), "read", key("c"))
+            text = str(caught.value)
+            assert reason in text, text
+            assert "may or may not" not in text, text
+            if kind != "sqlalchemy-asyncpg" or reason == str(port):
+                assert "127.0.0.1" in text, text  # an engine's asyncpg does not say where
+            check_secret(caught.value)

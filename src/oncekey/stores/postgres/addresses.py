@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from difflib import get_close_matches
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from oncekey.errors import StoreConfigError
 
-__all__ = ["chosen_driver", "driver_of", "need", "own_options", "plain"]
+__all__ = ["chosen_driver", "driver_of", "need", "own_options", "place_of", "plain"]
 
 
 _OWN: Final = ("tenant", "prepare", "timeout", "listen")
@@ -83,3 +83,15 @@ def own_options(url: str, options: dict[str, Any]) -> str:
                 raise StoreConfigError(f"the URL has {name}=: did you mean {near[0]}=?")
             rest.append((name, value))
     return address + (f"?{urlencode(rest, quote_via=quote)}" if rest else "")
+
+
+def place_of(url: str) -> str:
+    """Where a URL leads, to be shown: its host, port and database, and nothing else of it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    if not host:  # a socket, or in the query: the driver's own text has to do
+        return ""
+    return f" at {host}:{port or 5432}, database {parts.path[1:] or '(the default)'},"

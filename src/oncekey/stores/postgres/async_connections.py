@@ -16,6 +16,7 @@ from oncekey.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
+from oncekey.stores.postgres.addresses import place_of
 from oncekey.stores.postgres.connections import (
     CONNECT_SECONDS,
     LANE,
@@ -307,6 +308,8 @@ class AsyncpgSource(_Own):
             if "sslrootcert" in self._dsn or "sslcert" in self._dsn:
                 raise bad_certificate() from error
             raise
+        except asyncpg.PostgresError as error:  # its text does not say where
+            raise named(error, place_of(self._dsn)) from error
 
     def _idle(self, connection: Any) -> bool:
         return not connection.is_in_transaction()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import Final
 
@@ -18,6 +19,7 @@ from oncekey.errors import (
 __all__ = ["Contention", "bad_address", "bad_certificate", "named", "unreadable"]
 
 _DRIVERS: Final = ("psycopg", "asyncpg")
+_NOT_SENT: Final = "Nothing was sent"
 _MISSING: Final = ("42P01", "42703", "42883", "3F000", "42P10")
 
 
@@ -70,21 +72,33 @@ def _pool_is_empty(error: BaseException) -> bool:
     )
 
 
-def _reason(error: BaseException) -> str:
-    """Why, where the driver says so of a connection: host, port, user and database are in it.
+def _at_login(error: BaseException) -> str:
+    """What a driver says of a connection that was never made: host, user and database are in it.
 
-    libpq has no SQLSTATE for a login that failed, and psycopg hands its text on. That names no
-    password, and no row: there was no statement yet.
+    libpq has no SQLSTATE for that, and psycopg hands its text on; asyncpg's is that of the system.
+    Neither names a password, nor a row: there was no statement yet. Empty: it was made.
     """
-    said = " ".join(str(error).split())
-    at_login = said.startswith(("connection failed:", "connection to server", "connection is bad:"))
-    if not type(error).__module__.startswith("psycopg") or not at_login:
-        return type(error).__name__
-    return f"{type(error).__name__}: {said[:300]}"
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, OSError):  # others than these may come in the middle of a call
+        never = isinstance(error, (ConnectionRefusedError, socket.gaierror))
+        return said if never or said.startswith("Multiple exceptions") else ""
+    from_libpq = type(error).__module__.startswith("psycopg")
+    made = not said.startswith(("connection failed:", "connection to server", "connection is bad:"))
+    return "" if made or not from_libpq else said
 
 
-def named(error: BaseException) -> StoreError:
-    """The error to raise for what a driver raised."""
+def _server_says(error: BaseException) -> str:
+    """The server's reason to refuse a login, which comes before any statement, so before any row.
+
+    psycopg's errors hold the whole report; asyncpg's text is the message alone.
+    """
+    report = getattr(error, "diag", None)
+    said = getattr(report, "message_primary", None) if report is not None else str(error)
+    return " ".join(str(said or "").split())[:300]
+
+
+def named(error: BaseException, place: str = "") -> StoreError:
+    """The error to raise for what a driver raised; ``place`` says of which server, where known."""
     # Long: a line or two for each thing that PostgreSQL may say, in the order in which they count.
     if isinstance(error, StoreError):
         return error
@@ -135,10 +149,14 @@ def named(error: BaseException) -> StoreError:
         )
     if state.startswith("28"):
         return StoreConfigError(
-            "PostgreSQL refused the login: check user, password and pg_hba.conf"
+            f"PostgreSQL{place} refused the login ({_server_says(error)}): check user, password "
+            "and pg_hba.conf"
         )
     if state == "3D000":
-        return StoreConfigError("that database does not exist: create it, or correct the URL")
+        return StoreConfigError(
+            f"PostgreSQL{place} says: {_server_says(error)}. Create that database, or correct the "
+            "URL"
+        )
     if state.startswith("40") or state in ("55P03", "57014"):
         return Contention(
             "PostgreSQL gave up this change in favour of another (deadlock, serialization, lock or "
@@ -148,10 +166,12 @@ def named(error: BaseException) -> StoreError:
         return bad_certificate()
     lost = isinstance(error, OSError) or type(error).__module__.startswith(_DRIVERS)
     if (lost and not state) or state.startswith(("08", "57", "53")):
+        reason = _at_login(error)
         return StoreUnavailableError(
-            f"PostgreSQL can't be reached, or refused the login ({_reason(error)}): check that the "
-            "server runs, its address and the network; then check user, password and database. The "
-            "call may or may not have been carried out"
+            f"PostgreSQL{place} can't be reached, or refused the login ({type(error).__name__}"
+            f"{': ' if reason else ''}{reason}): check that the server runs, its address and the "
+            "network; then check user, password and database. "
+            + (_NOT_SENT if reason else "The call may or may not have been carried out")
         )
     # Never the server's own text: it may show the row, and so an answer.
     diagnosis = getattr(error, "diag", error)
