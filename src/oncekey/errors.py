@@ -7,7 +7,10 @@ Every name here that ends in ``Error`` is public.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Final, Self
+
+_EXPLAINED: Final = frozenset({__name__, "oncekey.instrument.audit"})
+"""The modules whose errors have a section of their own in ``errors.md``."""
 
 
 def _rebuild(kind: type[OncekeyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
@@ -29,11 +32,17 @@ class OncekeyError(Exception):
     code: str = "ONCEKEY_ERROR"
     retryable: bool = False
     context: Any = None
+    explained: ClassVar[str] = "OncekeyError"  # the name that ``oncekey explain`` knows it by
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__ in _EXPLAINED:  # of another kind, its base is the one that is explained
+            cls.explained = cls.__name__
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """An error whose traceback ends with where to read more."""
         error = super().__new__(cls, *args)
-        error.__notes__ = [f"Help: oncekey explain {cls.__name__}"]
+        error.__notes__ = [f"Help: oncekey explain {cls.explained}"]
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:

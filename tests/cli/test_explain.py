@@ -52,6 +52,53 @@ def test_a_traceback_ends_with_where_to_read_more() -> None:
     assert PolicyError("x").__notes__ == ["Help: oncekey explain PolicyError"]
 
 
+def every_error() -> list[type[OncekeyError]]:
+    """All classes of the package, those of single modules too."""
+    for module in (
+        "oncekey.instrument.audit",
+        "oncekey.server.problems",
+        "oncekey.signatures.base",
+        "oncekey.signatures.keypairs",
+        "oncekey.stores.postgres.async_connections",
+        "oncekey.testing",
+    ):
+        importlib.import_module(module)
+    found: set[type[OncekeyError]] = set()
+    todo: list[type[OncekeyError]] = [OncekeyError]
+    while todo:
+        kind = todo.pop()
+        todo.extend(kind.__subclasses__())
+        if kind.__module__.startswith("oncekey."):
+            found.add(kind)
+    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_every_error_ends_with_a_name_that_is_explained(
+    kind: type[OncekeyError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own, or that of the class that it is a kind of; what the command prints is that one."""
+    text = "".join(traceback.format_exception(kind.__new__(kind, "x")))
+    last = text.splitlines()[-1]
+    name = last.removeprefix("Help: oncekey explain ")
+    assert last != name
+    assert name in sections()
+    assert name in {base.__name__ for base in kind.__mro__}
+    if kind.__name__ in sections():
+        assert name == kind.__name__
+    assert main(["explain", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}\n---")
+
+
+def test_a_kind_of_error_of_ones_own_is_explained_by_its_base() -> None:
+    """A user's subclass sends nobody to a name that the command does not know."""
+
+    class ShopError(PolicyError):
+        pass
+
+    assert ShopError("x").__notes__ == ["Help: oncekey explain PolicyError"]
+
+
 @pytest.mark.parametrize(
     "asked", ["StoreTimeoutError", "oncekey.errors.StoreTimeoutError", "STORE_TIMEOUT"]
 )

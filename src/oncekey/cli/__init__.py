@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from oncekey._version import __version__
+from oncekey.cli._flags import in_flags
 from oncekey.cli._parser import overview, parse
 from oncekey.errors import OncekeyError
 
@@ -31,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
     except OncekeyError as error:
+        told = in_flags(str(error), arguments)
         if getattr(arguments, "json", False):
-            print(json.dumps({"error": {"code": error.code, "message": str(error)}}, indent=2))
-        print(f"oncekey: {error}", file=sys.stderr)
+            print(json.dumps({"error": {"code": error.code, "message": told}}, indent=2))
+        print(f"oncekey: {told}\nHelp: oncekey explain {error.explained}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -130,7 +130,7 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
                 f"Put it into an environment variable, and give that one's name: "
                 f"{_SECRET_OPTIONS[name]} NAME"
             )
-        options[name] = value
+        options[name] = _typed(name, value)
     if secret := _secret(arguments):
         options["secret"] = secret
     if arguments.signing_key_env:
@@ -141,6 +141,20 @@ def make_provider(arguments: argparse.Namespace) -> Provider:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnpinnedHostWarning)  # for those who verify
         return provider(arguments.provider, **options)
+
+
+def _typed(name: str, value: str) -> Any:
+    """An option's value as the provider wants it: a command line has nothing but text."""
+    if name == "sha1":
+        if value not in ("true", "false"):
+            raise PolicyError("--option sha1=: write true or false")
+        return value == "true"
+    if name != "tolerance":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise PolicyError("--option tolerance=: write a number of seconds") from None
 
 
 def _secret(arguments: argparse.Namespace) -> str:
