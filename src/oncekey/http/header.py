@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from oncekey.errors import PolicyError
 from oncekey.http.problems import Refusal
 
-__all__ = ["MAX_KEY", "is_plain_key", "read_key"]
+__all__ = ["MAX_KEY", "KeyReader", "is_plain_key", "key_format", "read_key"]
 
 MAX_KEY: Final = 255
 
@@ -20,6 +21,48 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 is_plain_key: Final = re.compile(rb"[!#-+\--\[\]-~]{1,255}\Z").match
 """Whether a value is a key as it stands."""
+
+
+_UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def key_format(wanted: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
+    """The pattern that keys must match as a whole; ``None``: any does.
+
+    Raises:
+        PolicyError: It is no format.
+    """
+    if wanted is None:
+        return None
+    if wanted == "uuid":
+        return _UUID
+    try:
+        found = re.compile(wanted)
+        found.match("")  # one of bytes can't look at text
+    except (re.error, TypeError) as error:
+        raise PolicyError(
+            f"key_format must be 'uuid' or a regular expression for text, got {wanted!r}: {error}"
+        ) from None
+    return found
+
+
+class KeyReader:
+    """Reads keys that must have a format."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._wanted = (
+            "a UUID, such as 8e03978e-40d5-43dd-bc93-6894a57f9324"
+            if pattern is _UUID
+            else f"of the format {pattern.pattern}"
+        )
+
+    def __call__(self, values: Sequence[bytes | str], header: str) -> str | None:
+        """See ``read_key``."""
+        key = read_key(values, header)
+        if key is not None and not self._pattern.fullmatch(key):
+            raise Refusal("key-invalid", f"{header} must be {self._wanted}; this key is not.")
+        return key
 
 
 def read_key(values: Sequence[bytes | str], header: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypedDict
 
@@ -18,6 +19,7 @@ class SettingsOptions(TypedDict, total=False):
     """What ``IdempotencyMiddleware`` and ``idempotent`` take beside a store."""
 
     header: str
+    key_format: str | re.Pattern[str] | None
     methods: Collection[str]
     required: bool
     applies: Callable[[str, str], bool] | None
@@ -49,6 +51,7 @@ class SettingsOptions(TypedDict, total=False):
     redact: Callable[[Answer], Answer] | None
     cache_entries: int
     cache_seconds: Duration
+    replay_header: str | None
     expose_cors: bool
     docs_url: str
     challenge: str

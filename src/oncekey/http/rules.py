@@ -34,7 +34,7 @@ from oncekey.http.callers import Callers, Limits, header_of
 from oncekey.http.coding import accepts, coding_of, plain
 from oncekey.http.facts import Facts, is_plain_path
 from oncekey.http.fingerprint import fingerprint, json_head
-from oncekey.http.header import is_plain_key, read_key
+from oncekey.http.header import KeyReader, is_plain_key, key_format, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope
@@ -43,12 +43,11 @@ from oncekey.policy import check_names, milliseconds
 if TYPE_CHECKING:
     from oncekey.http.options import SettingsOptions
 
-__all__ = ["REPLAYED", "LocalAnswers", "Rules", "settings_of"]
+__all__ = ["LocalAnswers", "Rules", "settings_of"]
 
 logger = logging.getLogger("oncekey")
 
-REPLAYED: Final = (b"idempotent-replayed", b"true")
-EXPOSED: Final = (b"access-control-expose-headers", b"Idempotent-Replayed, Retry-After")
+EXPOSED: Final = b"access-control-expose-headers"
 # How long a key is remembered that has no answer: the application refused the request, or died.
 # Whoever is not logged in can leave as many of them behind as it sends requests.
 UNSETTLED_MS: Final = 600_000
@@ -68,6 +67,10 @@ def settings_of(settings: Settings | None, options: SettingsOptions) -> Settings
     return settings or Settings(**options)
 
 
+def _never(raw: bytes) -> None:
+    """No key is known at sight where it must have a format."""
+
+
 class Rules:
     """Settings, compiled."""
 
@@ -76,6 +79,11 @@ class Rules:
         self.header = settings.header
         self.header_name = settings.header.lower().encode()
         self.methods = frozenset(method.upper() for method in settings.methods)
+        pattern = key_format(settings.key_format)
+        self._read_key = read_key if pattern is None else KeyReader(pattern)
+        shown = settings.replay_header
+        self._replayed = () if shown is None else ((shown.lower().encode(), b"true"),)
+        self._exposed = b"Retry-After" if shown is None else f"{shown}, Retry-After".encode()
         self.local = LocalAnswers(settings) if settings.cache_entries else None
         plan = Plan.of(settings.policy())
         unsettled = plan.terms._replace(ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
@@ -83,6 +91,8 @@ class Rules:
         self._codec = AnswerCodec()
         # What is looked at by nobody else of the owner's.
         self._plain = FAST and settings.fingerprint == "auto" and settings.applies is None
+        self._plain = self._plain and pattern is None
+        self._plain_key = is_plain_key if pattern is None else _never
         self._digits = len(str(settings.max_body_bytes))
         self.body_seconds = settings.body_seconds
         self.callers = Callers(settings)
@@ -109,10 +119,10 @@ class Rules:
             if not settings.applies(facts.method, path):
                 return None
         keys = facts.keys
-        if len(keys) == 1 and type(raw := keys[0]) is bytes and is_plain_key(raw):
+        if len(keys) == 1 and type(raw := keys[0]) is bytes and self._plain_key(raw):
             name: str | None = raw.decode("ascii")  # as nearly all are
         else:
-            name = read_key(keys, self.header)
+            name = self._read_key(keys, self.header)
         if name is None:
             if not settings.required:
                 return None
@@ -261,7 +271,7 @@ class Rules:
                 status, headers, body = plain(answer, coding) or answer._replace(body=None)
         if body is None:
             headers, body = self._gone(status, headers, why)
-        headers = (*headers, REPLAYED)
+        headers = (*headers, *self._replayed)
         if self.settings.expose_cors:
             headers = self.exposed(headers)
         return _new(Answer, (status, headers, body))
@@ -278,12 +288,11 @@ class Rules:
         names = {name for name, _ in fields} | {b"content-encoding", b"etag"}
         return (*fields, *(field for field in headers if field[0] not in names)), body or b""
 
-    @staticmethod
-    def exposed(headers: Any) -> Any:
+    def exposed(self, headers: Any) -> Any:
         """Header fields with leave for scripts of other origins to see ours."""
-        said = [value for name, value in headers if name.lower() == EXPOSED[0]]
-        others = [field for field in headers if field[0].lower() != EXPOSED[0]]
-        return (*others, (EXPOSED[0], b", ".join([*said, EXPOSED[1]])))
+        said = [value for name, value in headers if name.lower() == EXPOSED]
+        others = [field for field in headers if field[0].lower() != EXPOSED]
+        return (*others, (EXPOSED, b", ".join([*said, self._exposed])))
 
     def refusal(self, refusal: Refusal) -> Answer:
         """The answer to a refused request."""

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.fingerprint import Fingerprint
+from oncekey.http.header import key_format
 from oncekey.http.problems import Profile
 from oncekey.models import check_text
 from oncekey.policy import Duration, JournalPath, OnOutage, Policy, check_on_outage, milliseconds
@@ -17,6 +18,8 @@ from oncekey.policy import Duration, JournalPath, OnOutage, Policy, check_on_out
 __all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
 
 DRAFT: Final = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
+
+_HEADER_NAME: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}"
 
 # fmt: off
 STORED_HEADERS: Final = frozenset((
@@ -62,6 +65,9 @@ class Settings:
     Attributes:
         header: The name of the header.
         methods: Which methods are guarded. Others pass, with a key or without.
+        key_format: What keys must look like: ``"uuid"`` (any version), or a regular expression for
+            the whole key, as text or compiled. Another key gets a 400 that names the format.
+            ``None``: 1 to 255 printable ASCII characters.
         required: A guarded request without a key is refused, instead of passing unguarded.
         applies: Which requests are guarded, by method and path. ``None``: all of those methods.
         scope: Who is calling: a function of the framework's request, that gives the authenticated
@@ -108,7 +114,9 @@ class Settings:
         cache_entries: How many answers this process keeps at hand to replay without asking the
             store. 0: none.
         cache_seconds: How long it keeps them.
-        expose_cors: Let scripts of other origins see ``Idempotent-Replayed`` and ``Retry-After``.
+        replay_header: The name of the header, with the value ``true``, that tells a replay from a
+            first answer. ``None``: replays look like first answers.
+        expose_cors: Let scripts of other origins see ``replay_header`` and ``Retry-After``.
         docs_url: Where clients can read about keys. It is linked from every refusal.
         challenge: The ``WWW-Authenticate`` header for callers that are not known.
         raise_on_persist_error: Answer 503 if the outcome could not be recorded. Off, the answer
@@ -122,6 +130,7 @@ class Settings:
     """
 
     header: str = "Idempotency-Key"
+    key_format: str | re.Pattern[str] | None = None
     methods: Collection[str] = ("POST", "PATCH")
     required: bool = False
     applies: Callable[[str, str], bool] | None = None
@@ -153,6 +162,7 @@ class Settings:
     redact: Callable[[Answer], Answer] | None = None
     cache_entries: int = 0
     cache_seconds: Duration = 60
+    replay_header: str | None = "Idempotent-Replayed"
     expose_cors: bool = False
     docs_url: str = DRAFT
     challenge: str = "Bearer"
@@ -161,8 +171,10 @@ class Settings:
     journal: JournalPath | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", self.header):
-            raise PolicyError(f"{self.header!r} can't be the name of a header")
+        for header in (self.header, self.replay_header):
+            if header is not None and not re.fullmatch(_HEADER_NAME, header):
+                raise PolicyError(f"{header!r} can't be the name of a header")
+        key_format(self.key_format)
         if isinstance(self.methods, str) or not self.methods:
             raise PolicyError("methods must be a list of methods, such as ['POST', 'PATCH']")
         if isinstance(self.stored_headers, str):
@@ -171,6 +183,11 @@ class Settings:
         if never := ", ".join(sorted(more & NEVER_STORED)):
             raise PolicyError(
                 f"{never} must not be replayed to a retry: set it outside of the guarded handler"
+            )
+        if self.replay_header is not None and self.replay_header.lower() in STORED_HEADERS | more:
+            raise PolicyError(
+                f"replay_header={self.replay_header!r} is a header that answers have of their own: "
+                "give it a name that the application never sends"
             )
         if framing := ", ".join(sorted(more & FRAMING)):
             raise PolicyError(f"{framing} can't be stored: the server says it of each answer")
