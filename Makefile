@@ -90,6 +90,11 @@ test-browser: $(VENV)/browser/.wheel $(VENV)/axe/.done ## Drive the dashboard wi
 	@ONCEKEY_TEST_INSTALLED=1 ONCEKEY_TEST_AXE=$(CURDIR)/$(VENV)/axe $(VENV)/browser/bin/python -m pytest \
 	    -o cache_dir=$(CACHE)/pytest-browser tests/browser $(PYTEST_ARGS)
 
+.PHONY: test-brokers
+test-brokers: $(VENV)/brokers/.wheel ## Test queues on the RabbitMQ of this machine, and AWS as moto emulates it
+	@ONCEKEY_TEST_INSTALLED=1 $(VENV)/brokers/bin/python -m pytest \
+	    -o cache_dir=$(CACHE)/pytest-brokers tests/brokers $(PYTEST_ARGS)
+
 .PHONY: test-api
 test-api: $(VENV)/api/.wheel ## Ask the gateway's API all that its OpenAPI document allows, and more: minutes
 	@$(VENV)/api/bin/python scripts/api_check.py $(API_ARGS)
@@ -210,6 +215,9 @@ $(VENV)/check/.deps: $(PINS) $(VENV)/build/.deps
 
 $(VENV)/browser/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),test browser)
+
+$(VENV)/brokers/.deps: $(PINS) $(VENV)/build/.deps
+	$(call environment,$(oldest),test brokers)
 
 $(VENV)/api/.deps: $(PINS) $(VENV)/build/.deps
 	$(call environment,$(oldest),api)

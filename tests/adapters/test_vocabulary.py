@@ -15,7 +15,7 @@ from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
 from oncekey.signatures import provider
 
 WEB = ["aiohttp", "asgi", "awslambda", "django", "fastapi", "flask", "litestar", "starlette"]
-QUEUES = ["celery", "dramatiq"]  # which have no requests
+QUEUES = ["celery", "dramatiq", "messages"]  # which have no requests
 STRIPE = provider("stripe", secret="whsec_test")
 # The names of before, and what they are now.
 ALIASES = {

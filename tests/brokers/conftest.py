@@ -1,0 +1,95 @@
+"""Brokers for these tests: a RabbitMQ of this machine, and moto, which emulates AWS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RABBIT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the distribution's, without its `su`
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a RabbitMQ that is ours alone."""
+    if not RABBIT.exists():
+        pytest.skip("no RabbitMQ here: apt-get install rabbitmq-server")
+    home, port, names = tmp_path_factory.mktemp("rabbit"), _free_port(), _free_port()
+    env = {
+        **os.environ,
+        "HOME": str(home),
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"oncekey{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(_free_port()),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "logs"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+    }
+    (home / "plugins").write_text("[].\n")
+    with (home / "output").open("wb") as output:
+        server = subprocess.Popen([RABBIT], env=env, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _await(port, server, home)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(60)
+        epmd = shutil.which("epmd")
+        if epmd is not None:
+            subprocess.run([epmd, "-port", str(names), "-kill"], check=False, capture_output=True)
+
+
+def _await(port: int, server: subprocess.Popen[bytes], home: Path) -> None:
+    import pika
+
+    for _ in range(1200):
+        with contextlib.suppress(pika.exceptions.AMQPError, OSError):
+            pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)).close()
+            return
+        if server.poll() is not None:
+            break
+        time.sleep(0.1)
+    pytest.fail("RabbitMQ did not start:\n" + (home / "output").read_text()[-2000:])
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[str]:
+    """The address of moto's server: an emulator, not AWS."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def client(aws: str) -> Any:
+    """boto3's client of a service: ``client("sqs")``."""
+    import boto3
+
+    def make(service: str) -> Any:
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        return boto3.client(service, endpoint_url=aws, region_name="eu-west-1", **keys)
+
+    return make
