@@ -19,8 +19,7 @@ import alembic.command
 import alembic.config
 import httpx
 import pytest
-from sybil import Sybil
-from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
+from tests.docs.pages import FENCE, run_page
 from tests.servers.fixtures_pg import Databases
 
 import oncekey
@@ -29,7 +28,6 @@ from oncekey import (
     IdempotencyInFlightError,
     Once,
     PostgresStore,
-    Store,
     StoreConfigError,
     ulid,
 )
@@ -37,7 +35,7 @@ from oncekey.testing import deliver, deliver_twice, sample
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(?:python|\{code-block\} python)$", re.MULTILINE)
+RUN = [page for page in PAGES if FENCE.search(page.read_text("utf-8"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(
     r"[Ss]ave this\s+as `(\w+)\.py`.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -87,20 +85,6 @@ def save_files(page: Path, folder: Path) -> list[str]:
     return [name for name, _ in saved]
 
 
-def run_page(page: Path) -> None:
-    """Run the Python blocks of ``page``, and close the sync stores that they left open."""
-    sybil = Sybil([PythonCodeBlockParser(), SkipParser()])
-    document = sybil.parse(page)
-    document.namespace["__name__"] = "snippet"  # else that of builtins
-    examples = list(document.examples())
-    assert len(examples) >= len(FENCE.findall(page.read_text("utf-8")))
-    for example in examples:
-        example.evaluate()
-    for value in document.namespace.values():
-        if isinstance(value, Store):
-            value.close()
-
-
 def give_servers(
     text: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,16 +97,12 @@ def give_servers(
 
 def run_page_apart(page: Path) -> None:
     """Run the blocks of ``page`` in a process of their own."""
-    code = (
-        "import pathlib, sys; sys.path[:0] = sys.argv[1:3];"
-        "from tests.docs.test_snippets import run_page; run_page(pathlib.Path(sys.argv[3]))"
-    )
-    command = [sys.executable, "-c", code, str(ROOT), str(Path.cwd()), str(page)]
+    command = [sys.executable, str(Path(__file__).with_name("pages.py")), str(page)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(
     page: Path,
     folder: Path,
@@ -130,11 +110,12 @@ def test_page_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The Python blocks of a page run from top to bottom, and again in the same folder."""
-    blocks = "".join(BLOCK.findall(page.read_text("utf-8")))
+    text = page.read_text("utf-8")
+    blocks = "".join(BLOCK.findall(text))
     give_servers(blocks, request, monkeypatch)
     save_files(page, folder)
     for _ in range(2):
-        if "django" in page.read_text("utf-8"):  # it can be set up once a process, and in one way
+        if "django" in text:  # it is set up once a process, in one way
             run_page_apart(page)
         else:
             run_page(page)
@@ -293,11 +274,11 @@ def test_alembic_recipe_makes_the_schema(
         assert store.create_schema() != []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_exist(page: Path) -> None:
+def test_named_files_exist() -> None:
     """The tests, examples and sources that a page names are there."""
-    named = re.findall(r"`((?:tests|examples|src)/[\w./-]+\.(?:py|sql))`", page.read_text("utf-8"))
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    name = re.compile(r"`((?:tests|examples|src)/[\w./-]+\.(?:py|sql))`")
+    named = [(page, path) for page in PAGES for path in name.findall(page.read_text("utf-8"))]
+    assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
 
 
 @pytest.mark.parametrize("name", list(modules()))

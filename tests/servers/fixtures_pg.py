@@ -58,6 +58,54 @@ RESET = """
 """
 
 
+# Whatever changes a definition writes a row of one of these.
+DEFINITIONS = (
+    *("pg_attrdef", "pg_attribute", "pg_class", "pg_constraint", "pg_db_role_setting"),
+    *("pg_default_acl", "pg_event_trigger", "pg_extension", "pg_index", "pg_namespace"),
+    *("pg_policy", "pg_proc", "pg_publication", "pg_rewrite", "pg_statistic"),
+    *("pg_statistic_ext", "pg_trigger", "pg_type"),
+)
+SEEN = "SELECT " + ", ".join(
+    f"(SELECT (count(*), max(xmin::text::bigint))::text FROM {name})" for name in DEFINITIONS
+)
+TABLES = """
+    SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' ORDER BY 1
+"""
+
+
+class Tables:
+    """The tables of a database, as they were made: emptied again if nobody changed them."""
+
+    def __init__(self, url: str) -> None:
+        with _connected(url) as connection:
+            self._names = [name for (name,) in connection.execute(TABLES)]
+            self._rows = self._read(connection)
+            self._seen = connection.execute(SEEN).fetchone()
+
+    def _read(self, connection: Any) -> list[str]:
+        """A digest of what stands in each; of an empty one it is empty."""
+        every = (
+            f"SELECT coalesce(md5(string_agg(t::text, ' ')), '') FROM {n} t" for n in self._names
+        )
+        return [digest for (digest,) in connection.execute(" UNION ALL ".join(every))]
+
+    def put_back(self, url: str) -> bool:
+        """Empty what was empty. False: that is not enough."""
+        with _connected(url) as connection:
+            if connection.execute(SEEN).fetchone() != self._seen:
+                return False
+            found = zip(self._names, self._rows, self._read(connection), strict=True)
+            written = {name: was for name, was, now in found if now != was}
+            if any(written.values()):
+                return False
+            if written:
+                connection.execute(f"TRUNCATE {', '.join(written)} RESTART IDENTITY")
+                self._seen = connection.execute(SEEN).fetchone()
+        return True
+
+
 class Databases:
     """Empty databases of one server: emptied and used again, as making one is slow and large."""
 
@@ -65,6 +113,8 @@ class Databases:
         self._server = server
         self._free: list[str] = []
         self._taken: list[str] = []
+        self._ready: list[str] = []
+        self._tables: dict[str, Tables] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
@@ -74,6 +124,15 @@ class Databases:
         name = self._free.pop() if self._free else make_database(self._server.url())
         self._taken.append(name)
         return str(self._server.url(name))
+
+    def with_schema(self) -> str:
+        """A database with the tables of oncekey, and nothing in them; gives its address."""
+        if self._ready:
+            self._taken.append(self._ready.pop())
+            return str(self._server.url(self._taken[-1]))
+        url = _with_schema(self.database())
+        self._tables[self._taken[-1]] = Tables(url)
+        return url
 
     def tidy(self) -> None:
         """Empty what was handed out."""
@@ -86,7 +145,12 @@ class Databases:
                 f"WHERE datname = '{name}'",
                 f"ALTER DATABASE {name} RESET ALL",
             )
-            sql(self._server.url(name), RESET)
+            url = self._server.url(name)
+            if name in self._tables and self._tables[name].put_back(url):
+                self._ready.append(name)
+                continue
+            self._tables.pop(name, None)
+            sql(url, RESET)
             self._free.append(name)
 
 
@@ -147,19 +211,19 @@ def timed_postgres(_timed: Databases) -> Iterator[Databases]:
 @pytest.fixture
 def pg_url(postgres: Databases) -> str:
     """A fresh database with the schema."""
-    return _with_schema(postgres.database())
+    return postgres.with_schema()
 
 
 @pytest.fixture
 def own_url(own_postgres: Databases) -> str:
     """A fresh database with the schema, on our own server."""
-    return _with_schema(own_postgres.database())
+    return own_postgres.with_schema()
 
 
 @pytest.fixture
 def timed_url(timed_postgres: Databases) -> str:
     """A fresh database with the schema, on the server whose clock can be moved."""
-    return _with_schema(timed_postgres.database())
+    return timed_postgres.with_schema()
 
 
 def _with_schema(url: str) -> str:
@@ -168,12 +232,16 @@ def _with_schema(url: str) -> str:
     return url
 
 
-def sql(url: str, *statements: str, args: Any = None) -> list[tuple[Any, ...]]:
-    """Run statements, each on its own; the rows of the last."""
+def _connected(url: str) -> Any:
     import psycopg
 
+    return psycopg.connect(url, autocommit=True, application_name=OURSELVES)
+
+
+def sql(url: str, *statements: str, args: Any = None) -> list[tuple[Any, ...]]:
+    """Run statements, each on its own; the rows of the last."""
     rows: list[tuple[Any, ...]] = []
-    with psycopg.connect(url, autocommit=True, application_name=OURSELVES) as connection:
+    with _connected(url) as connection:
         for statement in statements:
             found = connection.execute(statement, args)
             rows = found.fetchall() if found.description else []
