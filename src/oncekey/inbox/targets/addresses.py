@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from typing import Any, Final
 
-__all__ = ["BlockedAddressError", "is_public", "public_only"]
+__all__ = ["BlockedAddressError", "any_address", "is_public", "public_only"]
 
 _NOT_PUBLIC_4: Final = tuple(
     ipaddress.ip_network(text)
@@ -53,9 +53,14 @@ def public_only(info: Any) -> socket.socket:
     Raises:
         BlockedAddressError: It is not.
     """
-    family, kind, protocol, _, address = info
-    if not is_public(address[0]):
+    if not is_public(info[4][0]):
         raise BlockedAddressError(
             "the target's address is private: set allow_private for a target of your own network"
         )
+    return any_address(info)
+
+
+def any_address(info: Any) -> socket.socket:
+    """A socket for an address, wherever that is."""
+    family, kind, protocol, _, _ = info
     return socket.socket(family, kind, protocol)

@@ -1,170 +1,181 @@
-"""How HTTP is spoken to targets: a small protocol, and aiohttp behind it."""
+"""``HttpClient``: HTTP/1.1 to one target, on connections that stay open.
+
+Small on purpose: it posts, follows no redirects, uses no proxy, keeps no cookies, decodes nothing
+and sends nothing twice. Why it is ours: ``docs/adr/0046-own-http-client.md``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+import re
+import socket
+import ssl
+from collections.abc import Awaitable, Mapping
+from typing import Final, TypeVar
+from urllib.parse import quote, urlsplit
 
-from oncekey.errors import StoreConfigError
-from oncekey.inbox.targets.addresses import BlockedAddressError, public_only
+from oncekey.inbox.targets.dialing import Dialer
+from oncekey.inbox.targets.replies import Reply, SendError
+from oncekey.inbox.targets.wire import Connection
 
-__all__ = ["AiohttpClient", "Client", "Reply", "SendError"]
+__all__ = ["HttpClient"]
 
-BODY_READ: Final = 16_384  # bytes of an answer that are read; then the connection is closed
-MOST_INTERIM: Final = 8  # answers of 1xx before the one that counts
+T = TypeVar("T")
 
-
-class SendError(Exception):
-    """A request that got no answer. Its text is a short cause, the same for failures alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The beginning of an answer."""
-
-    status: int
-    retry_after: str | None
-    body: bytes = field(repr=False)
-
-
-class Client(Protocol):
-    """Posts to one target. Follows no redirects, uses no proxy of the environment's."""
-
-    async def post(self, url: str, headers: dict[str, str], body: bytes, seconds: float) -> Reply:
-        """Send a request and read the beginning of its answer, all within the time.
-
-        Raises:
-            SendError: There was no answer.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Close every connection."""
-        ...
+IDLE: Final = 15.0  # seconds that a connection is kept for the next request
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# What says where a message ends, or whom it is for, is the client's own to say.
+_OURS: Final = frozenset(
+    (
+        *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive"),
+        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
+    )
+)
+_NAMES_KNOWN: Final = 1_000
+_IN_A_PATH: Final = "/%:=&?~+!$,;'@()*[]"
 
 
-class AiohttpClient:
-    """A client on aiohttp. Connections are its own, so that nobody's rules are another's.
+class HttpClient:
+    """A client for one URL. Connections are its own, so that nobody's rules are another's.
+
+    A request is sent once. If its connection ends before the answer, on one that was kept open
+    too, the target may have it: that is a failed attempt, for the caller to make again.
 
     Args:
+        url: Where to, checked by whoever made the target.
         allow_private: Connect to any address, not only to those of the public internet.
-        connections: The most connections at a time.
-
-    Raises:
-        StoreConfigError: aiohttp is not installed.
+        connections: The most at a time; more requests wait.
+        tls: Whom to trust and what to present, in place of what the system trusts.
     """
 
-    def __init__(self, *, allow_private: bool, connections: int) -> None:
-        try:
-            import aiohttp
-        except ModuleNotFoundError:
-            raise StoreConfigError(
-                "HTTP targets need aiohttp: run pip install 'oncekey[serve]'"
-            ) from None
-        self._aiohttp = aiohttp
-        self._allow_private = allow_private
-        self._connections = connections
-        self._session: Any = None
+    def __init__(
+        self,
+        url: str,
+        *,
+        allow_private: bool,
+        connections: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        path = quote(parts.path or "/", safe=_IN_A_PATH)
+        if parts.query:
+            path += "?" + quote(parts.query, safe=_IN_A_PATH)
+        named = f"[{host.partition('%')[0]}]" if ":" in host else host
+        at = f":{parts.port}" if parts.port is not None else ""
+        self._start = f"POST {path} HTTP/1.1\r\nhost: {named}{at}\r\n"
+        self._dialer = Dialer(
+            host, port, tls=(tls or True) if secure else False, allow_private=allow_private
+        )
+        self._slots = asyncio.Semaphore(connections)
+        self._idle: list[Connection] = []  # the last one used is the first one used again
+        self._busy: set[Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._names: set[str] = set()
+        self._closed = False
 
-    def _opened(self) -> Any:
-        if self._session is None:
-            aiohttp = self._aiohttp
-            connector = aiohttp.TCPConnector(
-                limit=self._connections,
-                ttl_dns_cache=10,
-                socket_factory=None if self._allow_private else public_only,
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                auto_decompress=False,  # a small answer may be a large one in disguise
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
-                response_class=_bounded(aiohttp),
-                skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept", "Content-Type"),
-                trust_env=False,
-            )
-        return self._session
-
-    async def post(self, url: str, headers: dict[str, str], body: bytes, seconds: float) -> Reply:
+    async def post(self, headers: Mapping[str, str], body: bytes, seconds: float) -> Reply:
         """See ``Client``."""
+        request = self._written(headers, body)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + seconds
+        if self._slots.locked():
+            await _in_time(self._slots.acquire(), seconds)
+        else:
+            await self._slots.acquire()
         try:
-            async with asyncio.timeout(seconds):
-                return await self._post(url, headers, body)
-        except TimeoutError:
-            raise SendError("timeout") from None
-        except _InterimError:
-            raise SendError("too many interim answers") from None
-        except (OSError, self._aiohttp.ClientError, ValueError) as error:
-            raise SendError(_cause(error)) from error
+            connection = self._kept()
+            if connection is None:
+                dialing = self._dialer.open(self._made)
+                connection = await _in_time(dialing, ends - loop.time())
+            self._busy.add(connection)
+            try:
+                return await connection.ask(request, ends - loop.time())
+            except asyncio.CancelledError:
+                connection.close()
+                raise
+        finally:
+            self._slots.release()
 
-    async def _post(self, url: str, headers: dict[str, str], body: bytes) -> Reply:
-        async with self._opened().post(
-            url, data=body, headers=headers, allow_redirects=False
-        ) as answer:
-            read = b""
-            while len(read) < BODY_READ:
-                piece = await answer.content.read(BODY_READ - len(read))
-                if not piece:
-                    break
-                read += piece
-            if not answer.content.at_eof():
-                answer.close()  # no more of it is read, however much there is
-            return Reply(answer.status, answer.headers.get("Retry-After"), read)
+    def _written(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        """A request as it stands on the wire."""
+        if not self._names.issuperset(headers):
+            self._learn(headers)
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        lines = len(headers)
+        if fields.count("\n") != lines or fields.count("\r") != lines or "\0" in fields:
+            raise SendError("a header can't be sent")
+        head = f"{self._start}{fields}content-length: {len(body)}\r\n\r\n"
+        return head.encode("utf-8", "replace") + body
+
+    def _learn(self, headers: Mapping[str, str]) -> None:
+        for name in headers:
+            if not _NAME.fullmatch(name) or name.lower() in _OURS:
+                raise SendError("a header can't be sent")
+        if len(self._names) > _NAMES_KNOWN:
+            self._names.clear()
+        self._names.update(headers)
+
+    # Connections
+
+    def _kept(self) -> Connection | None:
+        """A connection that is open and well, if one was kept."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable:
+                return connection
+            connection.close()
+        return None
+
+    def _made(self, sock: socket.socket) -> Connection:
+        return Connection(sock, self._done, self._lost)
+
+    def _done(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        if self._closed:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(IDLE, self._sweep)
+
+    def _lost(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _sweep(self) -> None:
+        """Close what nobody used for a while."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        old = loop.time() - IDLE
+        for connection in [one for one in self._idle if one.idle_since <= old]:
+            self._idle.remove(connection)
+            connection.close()
+        if self._idle:
+            wait = self._idle[0].idle_since - old
+            self._sweeper = loop.call_later(max(wait, 0.1), self._sweep)
 
     async def aclose(self) -> None:
-        """See ``Client``."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        """See ``Client``. A request after this has a connection of its own."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in [*self._idle, *self._busy]:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports end in the next turn of the loop
 
 
-class _InterimError(Exception):
-    """Too many answers of 1xx."""
-
-
-def _bounded(aiohttp: Any) -> Any:
-    """Its class of answers, which reads any number of 1xx without a pause: the loop would stand."""
-    base: Any = aiohttp.ClientResponse
-
-    class Answer(base):  # type: ignore[misc, unused-ignore]
-        async def start(self, connection: Any) -> Any:
-            protocol = connection.protocol
-            read, seen = protocol.read, 0
-
-            async def counted() -> Any:
-                nonlocal seen
-                seen += 1
-                if seen > MOST_INTERIM + 1:
-                    raise _InterimError
-                return await read()
-
-            protocol.read = counted
-            try:
-                return await super().start(connection)
-            finally:
-                del protocol.read
-
-    return Answer
-
-
-def _cause(error: BaseException) -> str:
-    """A few words that are the same for failures that are alike."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, BlockedAddressError):
-            return "private address refused"
-        if isinstance(seen, ConnectionRefusedError):
-            return "connection refused"
-        seen = getattr(seen, "os_error", None) or seen.__cause__ or seen.__context__
-    if "private" in str(error) and "allow_private" in str(error):
-        return "private address refused"  # several addresses, and none that may be used
-    return {
-        "ClientConnectorDNSError": "name not found",
-        "ClientConnectorCertificateError": "certificate refused",
-        "ClientConnectorSSLError": "TLS failed",
-        "ServerDisconnectedError": "connection closed",
-        "ClientPayloadError": "answer cut off",
-        "ClientOSError": "connection lost",
-        "ClientConnectorError": "can't connect",
-    }.get(type(error).__name__, type(error).__name__)
+async def _in_time(awaited: Awaitable[T], seconds: float) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await awaited
+    except TimeoutError:
+        raise SendError("timeout") from None

@@ -9,10 +9,10 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from oncekey.errors import PolicyError
+from oncekey.errors import PolicyError, StoreConfigError
 from oncekey.inbox.models import Delivery
 from oncekey.inbox.targets.base import Answer
-from oncekey.inbox.targets.client import AiohttpClient, Client, SendError
+from oncekey.inbox.targets.replies import Client, SendError
 from oncekey.signatures.standard_webhooks import StandardWebhooksProvider
 from oncekey.signatures.table import provider
 
@@ -41,10 +41,11 @@ class HttpTarget:
         headers: More headers for each request, such as an ``Authorization``.
         allow_private: Also deliver to loopback and private addresses.
         connections: The most connections at a time.
-        client: What speaks HTTP, in place of aiohttp.
+        client: What speaks HTTP to the URL, in place of ``HttpClient``.
 
     Raises:
         PolicyError: The URL, a secret or a header can't be used.
+        StoreConfigError: httptools is not installed.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class HttpTarget:
         secrets = [secret] if isinstance(secret, str) else list(secret or ())
         self._signers = [_signer(one) for one in secrets]
         self._headers = _checked_headers(headers or {})
-        self._client = client or AiohttpClient(allow_private=allow_private, connections=connections)
+        self._client = client or _client(self._url, allow_private, connections)
 
     def __repr__(self) -> str:
         return f"HttpTarget({urlsplit(self._url).hostname!r})"
@@ -70,7 +71,7 @@ class HttpTarget:
         """See ``Target``."""
         try:
             reply = await self._client.post(
-                self._url, self.request_headers(delivery), delivery.event.body, timeout_ms / 1000
+                self.request_headers(delivery), delivery.event.body, timeout_ms / 1000
             )
         except SendError as error:
             return Answer(False, error=str(error))
@@ -114,6 +115,16 @@ class HttpTarget:
         await self._client.aclose()
 
 
+def _client(url: str, allow_private: bool, connections: int) -> Client:
+    try:
+        from oncekey.inbox.targets.client import HttpClient
+    except ModuleNotFoundError:
+        raise StoreConfigError(
+            "HTTP targets need httptools: run pip install 'oncekey[serve]'"
+        ) from None
+    return HttpClient(url, allow_private=allow_private, connections=connections)
+
+
 def _signer(secret: str) -> StandardWebhooksProvider:
     made = provider("standard-webhooks", secret)
     assert isinstance(made, StandardWebhooksProvider)  # noqa: S101 - by the table of providers
@@ -130,6 +141,8 @@ def _checked_url(url: str) -> str:
         raise PolicyError(
             "the URL of a target is https://host/path, or http:// for one of your own"
         )
+    if not parts.hostname.isascii():
+        raise PolicyError("write the host of a target in ASCII, as its registrar has it: xn--...")
     if parts.username is not None or parts.password is not None:
         raise PolicyError("the URL of a target can't hold a password: pass it in headers")
     try:
