@@ -1,10 +1,14 @@
 """Sphinx configuration: MyST pages, the API from the docstrings, and no warnings."""
 
 import re
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cookbook
 
 project = "oncekey"
 author = "The oncekey contributors"
@@ -17,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["**/_*", "**/.*"]
@@ -27,6 +32,10 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"oncekey {release}"
 html_copy_source = False
+html_show_sourcelink = False
+# The prompt of an interpreter is not copied, and neither is what it printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -80,6 +89,12 @@ def drop_empty_sections(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"```\{toctree\}[^`]*\n(?P<folder>\w+)/\*\n```\n", keep, source[0])
 
 
+def write_cookbook(app: Sphinx) -> None:
+    """Make the pages of the providers, before Sphinx looks for documents."""
+    cookbook.write(Path(app.srcdir, "providers"))
+
+
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
+    app.connect("builder-inited", write_cookbook)
     app.connect("source-read", drop_empty_sections)

@@ -39,8 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows[0] if arguments.name else rows, indent=2))
     elif arguments.name:
         for key, value in {**_plain(chosen[0]), "retention_seconds": chosen[0].retention}.items():
-            if value not in (None, "", {}):
-                print(f"{key + ':':<19} {value}")
+            if value not in (None, "", {}, (), []):
+                shown = value if key != "setup" else "; ".join(value)
+                print(f"{key + ':':<19} {shown}")
     else:
         print(f"{'name':<18} {'scheme':<18} {'keep':>6}  {'checked':<8} event id")
         for one in chosen:

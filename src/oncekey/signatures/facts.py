@@ -40,6 +40,8 @@ class Facts:
     retention_seconds: int = 0
     ack: Mapping[str, Any] = field(default_factory=dict)
     factory: str = ""
+    documentation: str = ""
+    setup: Sequence[str] = ()
     source: str = ""
     checked: str = ""
     notes: str = ""
