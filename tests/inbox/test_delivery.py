@@ -368,8 +368,10 @@ def test_a_rate_is_kept() -> None:
     policy = TargetPolicy(rate=4, concurrency=100)
     lane = Lane("app", Destination(Recorder(), policy), clock)
     assert lane.free() == 4
+    task: Any = None
     for _ in range(4):
-        lane.begun()
+        lane.begun(task, one_delivery(1))
+    lane.running.clear()
     assert (lane.free(), lane.waits()) == (0, 0.25)
     clock.now += 0.5
     assert lane.free() == 2

@@ -24,7 +24,8 @@ logger = logging.getLogger("oncekey.inbox")
 
 POLL: Final = (0.05, 0.25)  # seconds between looks for what other nodes queued
 LINGER: Final = 0.01  # seconds that a free slot waits for others, where more is due anyway
-UNSETTLED: Final = 1_000  # results that may wait for the inbox before no more is fetched
+TICK: Final = 0.05  # seconds: retries that are due within one are looked for together
+HORIZON: Final = 60.0  # seconds: a retry that is due later is found by a look at that time
 _HOUSEKEEPING: Final = 3_600.0
 _BULK_LOOK: Final = 2.0
 _HAND_BACK: Final = 5.0
@@ -68,7 +69,8 @@ class DeliveryWorker:
         self._stirred = asyncio.Event()  # something was queued, a slot is free, the lanes changed
         self._soon: asyncio.TimerHandle | None = None
         self._full: set[str] = set()  # lanes that got all they asked for: more may be due
-        self._settling = Settling(inbox)
+        self._ticks: dict[int, asyncio.TimerHandle] = {}  # when retries of ours are due
+        self._settling = Settling(inbox, self._look_in)
         self._running = False
         self._over = asyncio.Event()
 
@@ -116,6 +118,9 @@ class DeliveryWorker:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            for timer in self._ticks.values():
+                timer.cancel()
+            self._ticks.clear()
             self._over.set()
 
     async def _watch(self) -> None:
@@ -129,7 +134,9 @@ class DeliveryWorker:
         found: list[Delivery] = []
         slots = {name: lane.free() for name, lane in self._lanes.items()}
         slots = {name: free for name, free in slots.items() if free}
-        if slots and len(self._settling) < UNSETTLED:
+        if self._settling.is_full:
+            slots = {}  # it says when there is room again
+        if slots:
             lease = max(self._lanes[name].lease_ms for name in slots)
             if self._settling.go():
                 await asyncio.sleep(0)  # on a file the record and the fetch are then one commit
@@ -149,31 +156,45 @@ class DeliveryWorker:
             await asyncio.sleep(0)  # attempts that end at once leave slots for more
             if any(lane.is_worth_a_look() for name, lane in self._lanes.items() if got.get(name)):
                 return
+        self._end_overdue()
         await self._rest(random.uniform(*POLL))  # noqa: S311 - no secret
 
     async def _rest(self, seconds: float) -> None:
         """Wait for work, free slots, the end, or the time at which a lane wakes by itself."""
-        seconds = max(0.0, min([seconds, *(lane.waits() for lane in self._lanes.values())]))
-        if not math.isfinite(seconds):
-            seconds = POLL[1]
+        lanes = (*self._lanes.values(), *self._retired)
+        seconds = max(0.0, min([seconds, *(lane.waits() for lane in lanes)]))
         try:
             async with asyncio.timeout(seconds):
                 await self._stirred.wait()
         except TimeoutError:
             pass
 
+    def _look_in(self, seconds: float) -> None:
+        """Look again after so long: what this worker put off is due then."""
+        if seconds <= 0:
+            self._stirred.set()
+        elif seconds < HORIZON:
+            loop = asyncio.get_running_loop()
+            tick = math.ceil((loop.time() + seconds) / TICK)
+            if self._running and tick not in self._ticks:
+                self._ticks[tick] = loop.call_at(tick * TICK, self._tick, tick)
+
+    def _tick(self, tick: int) -> None:
+        del self._ticks[tick]
+        self._stirred.set()
+
     # Attempts
 
     def _begin(self, delivery: Delivery) -> None:
         lane = self._lanes[delivery.target]
-        lane.begun()
-        task = asyncio.create_task(self._attempt(lane, delivery))
-        lane.running[task] = delivery
-        task.add_done_callback(lambda _: self._ended(lane, task))
+        task = asyncio.get_running_loop().create_task(self._attempt(lane, delivery))
+        lane.begun(task, delivery)
 
-    def _ended(self, lane: Lane, task: asyncio.Task[None]) -> None:
+    def _ended(self, lane: Lane) -> None:
         """A slot is free. Where more is due, a look for one costs as much as a look for many."""
-        lane.running.pop(task, None)
+        task = asyncio.current_task()
+        if task is not None:
+            lane.running.pop(task, None)
         if lane.name not in self._full:
             return  # nothing is due that a slot was missing for
         if lane.is_worth_a_look():
@@ -185,7 +206,19 @@ class DeliveryWorker:
         self._soon = None
         self._stirred.set()
 
+    def _end_overdue(self) -> None:
+        """A plug-in keeps its own time; this is for one that does not."""
+        for lane in (*self._lanes.values(), *self._retired):
+            for task in lane.overdue():
+                task.cancel()
+
     async def _attempt(self, lane: Lane, delivery: Delivery) -> None:
+        try:
+            await self._made(lane, delivery)
+        finally:
+            self._ended(lane)
+
+    async def _made(self, lane: Lane, delivery: Delivery) -> None:
         if delivery.attempt > lane.to.policy.tries:
             # Nobody lived to say how the last try ended: an event that kills workers ends here.
             cause = "no worker lived to finish it"
@@ -205,10 +238,14 @@ class DeliveryWorker:
 
     async def _sent(self, lane: Lane, delivery: Delivery) -> Answer:
         try:
-            # A plug-in keeps its own time; this is for one that does not.
-            async with asyncio.timeout(lane.timeout_ms * 1.5 / 1000):
-                return await lane.to.target.send(delivery, lane.timeout_ms)
+            return await lane.to.target.send(delivery, lane.timeout_ms)
         except TimeoutError:
+            return Answer(False, error="timeout")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task not in lane.overdue():
+                raise
+            task.uncancel()
             return Answer(False, error="timeout")
         except Exception as error:  # noqa: BLE001 - a plug-in's failure is an outcome
             logger.warning("target %s failed with %s", lane.name, type(error).__name__)
@@ -234,7 +271,7 @@ class DeliveryWorker:
         if tasks := [task for lane in lanes for task in lane.running]:
             await asyncio.wait(tasks, timeout=seconds)
         running = [one for lane in lanes for one in lane.running.items()]
-        left = {task: held for task, held in running if not task.done()}
+        left = {task: held.delivery for task, held in running if not task.done()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

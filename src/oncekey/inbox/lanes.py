@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from oncekey.inbox.models import Delivery, Outcome, Result
 from oncekey.inbox.policy import TargetPolicy
@@ -58,6 +59,13 @@ class LaneReport:
     resumes_in: float
 
 
+class Running(NamedTuple):
+    """An attempt under way, and until when it may take, on the monotonic clock."""
+
+    delivery: Delivery
+    ends: float
+
+
 class Lane:
     """A target's slots, tokens and breaker. ``clock`` is monotonic, in seconds."""
 
@@ -66,7 +74,8 @@ class Lane:
         self.to = to
         self.timeout_ms = to.policy.timeout_ms
         self.lease_ms = to.policy.lease_ms
-        self.running: dict[asyncio.Task[None], Delivery] = {}
+        self._longest = 1.5 * self.timeout_ms / 1000
+        self.running: dict[asyncio.Task[None], Running] = {}  # the one that began first is first
         self._clock = clock
         self._failures = 0
         self._pauses = 0
@@ -88,37 +97,50 @@ class Lane:
 
     def free(self) -> int:
         """How many attempts may begin now."""
-        state = self.breaker
-        if state is BreakerState.OPEN:
-            return 0
-        most = 1 if state is BreakerState.TRYING else self.to.policy.concurrency
+        policy = self.to.policy
+        most = policy.concurrency
+        if self._pauses:
+            most = 0 if self.breaker is BreakerState.OPEN else 1
         free = most - len(self.running)
-        rate = self.to.policy.rate
-        if rate is not None:
+        rate = policy.rate
+        if rate is not None and free > 0:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * rate)
             self._filled_at = now
             free = min(free, int(self._tokens))
-        return max(free, 0)
+        return max(0, free)
 
     def is_worth_a_look(self) -> bool:
         """Whether half of what may be under way at a time may begin now."""
         free = self.free()
         return free > 0 and 2 * free >= min(self.to.policy.concurrency, _MANY)
 
-    def begun(self) -> None:
+    def begun(self, task: asyncio.Task[None], delivery: Delivery) -> None:
         """An attempt begins."""
         self._tokens -= 1
+        self.running[task] = Running(delivery, self._clock() + self._longest)
+
+    def overdue(self) -> list[asyncio.Task[None]]:
+        """Attempts of a plug-in that does not keep its time; those that began first come first."""
+        late = []
+        now = self._clock()
+        for task, one in self.running.items():
+            if one.ends > now:
+                break
+            late.append(task)
+        return late
 
     def waits(self) -> float:
-        """Seconds until there may be a slot where there is none now, for lack of time only."""
-        state = self.breaker
-        if state is BreakerState.OPEN:
-            return self._open_until - self._clock()
+        """Seconds until time alone changes something: a slot, or an attempt that takes too long."""
+        wait = math.inf
+        if self.running:
+            wait = next(iter(self.running.values())).ends - self._clock()
+        if self._pauses and self.breaker is BreakerState.OPEN:
+            return min(wait, self._open_until - self._clock())
         rate = self.to.policy.rate
         if rate is not None and self._tokens < 1:
-            return (1 - self._tokens) / rate
-        return math.inf
+            return min(wait, (1 - self._tokens) / rate)
+        return wait
 
     def learn(self, answer: Answer) -> None:
         """What an attempt says about the target: evidence for or against the whole of it."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from oncekey.errors import OncekeyError
 from oncekey.inbox.abc import AsyncInbox
-from oncekey.inbox.models import Result
+from oncekey.inbox.models import Outcome, Result
 
 __all__ = ["Settling"]
 
@@ -21,6 +22,7 @@ logger = logging.getLogger("oncekey.inbox")
 
 LINGER: Final = 0.02  # seconds that a result waits for others, or for the next fetch
 MOST: Final = 128  # results that go without waiting
+UNSETTLED: Final = 1_000  # results that may wait for the inbox before no more is fetched
 _AGAIN: Final = 0.5
 
 
@@ -36,10 +38,13 @@ class Settling:
 
     Args:
         inbox: Whom to tell.
+        look: Called with the seconds after which there may be more to fetch: a retry is due, or
+            there is room for results again.
     """
 
-    def __init__(self, inbox: AsyncInbox) -> None:
+    def __init__(self, inbox: AsyncInbox, look: Callable[[float], None]) -> None:
         self._inbox = inbox
+        self._look = look
         self._waiting: list[_Ended] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -47,6 +52,11 @@ class Settling:
     def __len__(self) -> int:
         """How many results are not on record yet."""
         return len(self._waiting) + sum(self._tasks.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be fetched before some are on record."""
+        return len(self) >= UNSETTLED
 
     def add(self, result: Result, lease: float) -> None:
         """Put a result on record soon; at once if other deliveries wait for it."""
@@ -69,7 +79,10 @@ class Settling:
         return bool(batch)
 
     def _done(self, task: asyncio.Task[None]) -> None:
+        was_full = self.is_full
         del self._tasks[task]
+        if was_full and not self.is_full:
+            self._look(0)
 
     async def _together(self, batch: list[_Ended]) -> None:
         try:
@@ -99,6 +112,8 @@ class Settling:
             return
 
     def _tell(self, one: _Ended, counts: bool) -> None:
+        if counts and one.result.outcome is Outcome.RETRY:
+            self._look(one.result.retry_in_ms / 1000)
         if not counts:
             logger.warning(
                 "an attempt at %s took longer than its lease and does not count",
