@@ -126,7 +126,7 @@ def test_figures_are_of_all_workers(tmp_path: Path) -> None:
     other.requests["shop", "new"] = 4
     other.breakers["app"] = "trying"
     one.write(mine)
-    two.write(other)
+    assert two.together(other).requests["shop", "new"] == 7  # and so it is written
     for total in (one.together(mine), two.together(other)):
         assert total.requests["shop", "new"] == 7
         assert total.running["app"] == 1

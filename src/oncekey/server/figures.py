@@ -82,7 +82,12 @@ class Figures:
         return Own()  # it did not write any yet
 
     def together(self, own: Own) -> Own:
-        """All that is known, with what this process has now."""
+        """All that is known, with what this process has now.
+
+        It is written first: what was told once is not less after this process was killed.
+        """
+        with contextlib.suppress(OSError):  # a full disk: told all the same
+            self.write(own)
         total = self._before.plus(own)
         if self._folder is not None:
             for file in sorted(self._folder.glob("*.json")):
