@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oncekey import MemoryBackend, MemoryStore
-from oncekey.adcp import signatures as adcp
+from oncekey.adcp import checklist
 from oncekey.adcp.signatures import adcp_provider, rejection_headers
 from oncekey.canonical import canonicalize, sha256_hex
 from oncekey.receiver import WebhookReceiver
@@ -162,7 +162,9 @@ def test_the_signed_bytes_are_those_of_the_vector(
 ) -> None:
     """The signature base is byte for byte the one that the vector expects."""
     bases: list[bytes] = []
-    monkeypatch.setattr(adcp, "signature_is_right", lambda _key, base, _sig: bases.append(base))
+    monkeypatch.setattr(
+        checklist, "signature_is_right", lambda _key, base, _sig: bases.append(base)
+    )
     provider, _, _ = prepared(vector, MemoryStore())
     provider.verify(*arguments(vector), now=vector["reference_now"])
     assert bases == [vector["expected_signature_base"].encode()]

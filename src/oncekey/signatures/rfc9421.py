@@ -157,10 +157,17 @@ def content_digest(body: bytes) -> str:
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 
-def digest_is_right(text: str, body: bytes, *, algorithms: Iterable[str] = ("sha-256",)) -> bool:
+def digest_is_right(
+    text: str,
+    body: bytes,
+    *,
+    algorithms: Iterable[str] = ("sha-256",),
+    encodings: Iterable[str] = ("base64", "base64url"),
+) -> bool:
     """Whether a ``Content-Digest`` header has the body's digest, in each of the algorithms it has.
 
-    Standard base64 with padding and URL-safe base64 without are both accepted.
+    Standard base64 with padding and URL-safe base64 without are both accepted, unless ``encodings``
+    says otherwise.
 
     Raises:
         HeaderError: The header can't be read, or mixes the two.
@@ -168,7 +175,8 @@ def digest_is_right(text: str, body: bytes, *, algorithms: Iterable[str] = ("sha
     digests = parse_bytes(text)
     checked = [name for name in algorithms if name in digests]
     for name in checked:
-        given = decode(digests[name], "base64") or decode(digests[name], "base64url")
+        read = (decode(digests[name], encoding) for encoding in encodings)
+        given = next((one for one in read if one), None)
         if given is None:
             raise HeaderError("neither standard nor URL-safe base64")
         if not hmac.compare_digest(given, hashlib.new(name.replace("-", ""), body).digest()):
