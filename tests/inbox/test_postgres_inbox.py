@@ -218,3 +218,26 @@ async def test_migrate_makes_the_tables(postgres: Databases) -> None:
     assert await asyncio.to_thread(main, ["migrate", "--inbox", "--check", url]) == 0
     async with await open_inbox(url) as inbox:
         assert (await inbox.ingest(arrival("k"))).new
+
+
+async def test_an_older_inbox_is_refused_then_brought_up_to_date(url: str) -> None:
+    """Version 1 names the command; after that what was there stays, and the chain begins."""
+    async with await open_inbox(url) as inbox:
+        made = await inbox.ingest(arrival("before"))
+    sql(
+        url,
+        "ALTER TABLE oncekey_inbox_audit DROP COLUMN number, DROP COLUMN before, DROP COLUMN hash",
+        "DROP TABLE oncekey_inbox_head",
+        "DELETE FROM oncekey_inbox_schema WHERE version > 1",
+        "INSERT INTO oncekey_inbox_audit (at, actor, action, subject, detail) "
+        "VALUES (1, 'anna', 'look', 'x', '')",
+    )
+    with pytest.raises(StoreConfigError, match=r"has schema version 1.*oncekey migrate --inbox"):
+        await open_inbox(url)
+    async with await open_inbox(url, create=True) as inbox:
+        await inbox.record("look", "y", actor="anna")
+        assert [one.subject for one in (await inbox.audit()).items] == ["y", "x"]
+        found = await inbox.verify_audit()
+        assert (found.head.number, found.problems) == (1, [])
+        assert not (await inbox.ingest(arrival("before"))).new
+        assert [one.event.id for one in await inbox.fetch({"app": 9}, 60_000)] == [made.id]

@@ -105,3 +105,31 @@ def test_a_password_becomes_a_hash() -> None:
     assert made.stdout.startswith('password_hash = "$argon2id$')
     assert "correct" not in made.stdout
     assert oncekey("password", given="short\n").returncode == 2
+
+
+def test_what_an_app_refuses_for_good_waits_through_a_restart(tmp_path: Path) -> None:
+    """A 410 is a dead letter: reconcile has it, it is not sent again, and it can be settled."""
+    asked: list[str] = []
+
+    def gone(headers: dict[str, str]) -> int:
+        asked.append(headers["webhook-id"])
+        return 410
+
+    with app() as target:
+        target.answer = gone
+        file = str(config(tmp_path, target.url))
+        with Served("--config", file, "--port", "0") as one:
+            assert one.deliver(event("evt_gone", one.address)) == 200
+            found = ("issues", "--gateway", one.address)
+            until(lambda: "HTTP 410" in oncekey(*found).stdout, "a dead letter")
+        listed = oncekey("reconcile", "--config", file)
+        assert listed.returncode == 1
+        assert asked[0] in listed.stdout
+        with Served("--config", file, "--port", "0") as one:
+            assert (
+                one.deliver(event("evt_gone", one.address)) == 200
+            )  # a copy of it changes nothing
+            assert "HTTP 410" in oncekey("issues", "--gateway", one.address).stdout
+        settled = oncekey("reconcile", "--config", file, "--settle", asked[0], "--note", "by hand")
+        assert settled.returncode == 0, settled.stdout + settled.stderr
+    assert len(asked) == 1

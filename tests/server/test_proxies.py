@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.server.kit import CONFIG, ENVIRON
-from tests.server.process import PATIENCE, Served, config, event, until
+from tests.server.process import PATIENCE, TOKEN, Served, config, event, until
 from tests.server.test_proxy import HANDSHAKE, KEYED, ME, Upstream, running
 
 from oncekey.server.config import settings_from
@@ -21,6 +21,7 @@ from oncekey.server.proxies import Proxies
 from oncekey.server.settings import ServerSettings
 from oncekey.stores.urls import aconnect
 
+ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 LEAST = """
 [proxies.shop]
 upstream = "{url}/base"
@@ -56,6 +57,25 @@ def test_a_keyed_request_reaches_the_upstream_once(gateway: Served, upstream: Up
     assert gateway.call("POST", "/charges", b"{}", **KEYED)[0] == 201
     assert [one[1] for one in upstream.requests] == ["/base/charges?a=%20b", "/charges"]
     assert gateway.call("POST", "/shop/charges", b"{}", Idempotency_Key="k-1")[0] == 401
+    told = gateway.call("GET", "/metrics", **ADMIN)[2].decode()
+    for route, answer in (("shop", "2xx"), ("shop", "replayed"), ("shop", "4xx"), ("all", "2xx")):
+        line = f'oncekey_gateway_proxied_total{{route="{route}",answer="{answer}"}} 1'
+        assert line in told.splitlines(), (line, told)
+
+
+async def test_routes_are_on_the_page_of_sources(tmp_path: Path) -> None:
+    """Each with where it leads and what its requests were answered."""
+    text = CONFIG.format(store=f"sqlite:///{tmp_path}/inbox.db") + LEAST.format(url="http://h:9")
+    settings = settings_from(text, "t.toml", ENVIRON)
+    store = aconnect(f"sqlite:///{tmp_path}/keys.db")
+    proxies = Proxies(store)
+    proxies.use(settings.proxies)
+    shown = proxies.views({("shop", "2xx"): 3, ("shop", "replayed"): 1, ("gone", "2xx"): 9})
+    await proxies.aclose()
+    await store.aclose()
+    assert [one["name"] for one in shown] == ["all", "shop"]
+    assert shown[1]["answers"] == [("2xx", 3), ("replayed", 1)]
+    assert shown[1]["upstream"] == "http://h:9/base"
 
 
 def test_the_gateways_own_paths_stay_its_own(gateway: Served, upstream: Upstream) -> None:

@@ -50,7 +50,7 @@ def make_app(gateway: Gateway) -> Callable[..., Any]:
         elif (found := proxies.find(scope)) is None:
             await inner(scope, receive, _secured(send))
         else:
-            await found.proxy(found.scope, receive, send)
+            await proxies.serve(found, receive, send)
 
     return app
 

@@ -30,17 +30,24 @@ class Own:
         requests: How many requests, by source and outcome.
         running: Attempts under way, by target.
         breakers: ``open`` or ``trying``, by target; closed ones are left out.
+        proxied: How many requests, by route of a proxy and class of the answer.
     """
 
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     running: Counter[str] = field(default_factory=Counter)
     breakers: dict[str, str] = field(default_factory=dict)
+    proxied: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def plus(self, other: Own) -> Own:
         """Both together; an open breaker counts more than one that is being tried."""
         opened = [name for one in (self, other) for name in one.breakers if one.is_open(name)]
         breakers = {**self.breakers, **other.breakers, **dict.fromkeys(opened, "open")}
-        return Own(self.requests + other.requests, self.running + other.running, breakers)
+        return Own(
+            self.requests + other.requests,
+            self.running + other.running,
+            breakers,
+            self.proxied + other.proxied,
+        )
 
     def is_open(self, name: str) -> bool:
         """Whether a target is left alone."""
@@ -48,15 +55,21 @@ class Own:
 
     def as_text(self) -> str:
         """As it is written to a file."""
-        requests = {_SEPARATOR.join(place): count for place, count in self.requests.items()}
-        return json.dumps([requests, self.running, self.breakers])
+        requests, proxied = (
+            {_SEPARATOR.join(place): count for place, count in counts.items()}
+            for counts in (self.requests, self.proxied)
+        )
+        return json.dumps([requests, self.running, self.breakers, proxied])
 
     @classmethod
     def of(cls, text: str) -> Own:
         """What a file says."""
-        requests, running, breakers = json.loads(text)
-        places: Any = {tuple(name.split(_SEPARATOR)): count for name, count in requests.items()}
-        return cls(Counter(places), Counter(running), breakers)
+        requests, running, breakers, proxied = json.loads(text)
+        places: list[Any] = [
+            {tuple(name.split(_SEPARATOR)): count for name, count in counts.items()}
+            for counts in (requests, proxied)
+        ]
+        return cls(Counter(places[0]), Counter(running), breakers, Counter(places[1]))
 
 
 class Figures:
@@ -73,7 +86,7 @@ class Figures:
         self._before = Own()
         if folder is not None:
             last = self._read(folder / self._file)
-            self._before = Own(last.requests)
+            self._before = Own(last.requests, proxied=last.proxied)
 
     @staticmethod
     def _read(file: Path) -> Own:

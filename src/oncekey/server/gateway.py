@@ -134,6 +134,7 @@ class Gateway:
             Counter(self.intake.outcomes),
             Counter({name: self.deliveries.running(name) for name in names}),
             {name: how for name, how in breakers.items() if how != "closed"},
+            Counter(self.proxies.answers),
         )
 
     def figures(self) -> Own:

@@ -18,6 +18,10 @@ METRICS: Final = {
         "counter",
         "Requests to a source by outcome: new, duplicate, rejected, unavailable, ignored.",
     ),
+    "oncekey_gateway_proxied_total": (
+        "counter",
+        "Requests through a route of a proxy by answer: replayed, or 2xx to 5xx; none: cut off.",
+    ),
     "oncekey_gateway_waiting": ("gauge", "Deliveries that are not finished, by target."),
     "oncekey_gateway_dead": ("gauge", "Deliveries that were given up, by target."),
     "oncekey_gateway_oldest_seconds": ("gauge", "Age of the oldest unfinished event, by target."),
@@ -35,6 +39,9 @@ async def exposition(gateway: Gateway) -> str:
     for (source, outcome), count in sorted(figures.requests.items()):
         labels = _labels(source=source, outcome=outcome)
         rows["oncekey_gateway_requests_total"].append(f"{labels} {count}")
+    for (route, answer), count in sorted(figures.proxied.items()):
+        labels = _labels(route=route, answer=answer)
+        rows["oncekey_gateway_proxied_total"].append(f"{labels} {count}")
     now = await gateway.inbox.now()
     depths = {one.target: one for one in await gateway.inbox.depths()}
     for name in sorted({*depths, *gateway.settings.targets}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -19,6 +20,7 @@ __all__ = ["Found", "Proxies"]
 class Found(NamedTuple):
     """The proxy of a request, and the request as that one gets it."""
 
+    route: ProxyRoute
     proxy: Proxy
     scope: ASGIScope
 
@@ -34,6 +36,7 @@ class Proxies:
         self._store = store
         self._routes: list[tuple[ProxyRoute, Proxy]] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self.answers: Counter[tuple[str, str]] = Counter()
 
     def use(self, routes: Mapping[str, ProxyRoute]) -> None:
         """Go by these from now on. What is under way ends as it began.
@@ -80,7 +83,41 @@ class Proxies:
         if matched is None:
             return None
         child: dict[str, Any] = {**scope, "raw_path": matched[2]}
-        return Found(matched[1], child)
+        return Found(matched[0], matched[1], child)
+
+    async def serve(self, found: Found, receive: Any, send: Any) -> None:
+        """Serve a request by its proxy, and count what it was answered."""
+        answer = "none"
+        shown = (found.route.rules.header.replay_header or "").lower().encode()
+
+        async def noted(message: Any) -> None:
+            nonlocal answer
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                answer = "replayed" if shown in names else f"{message['status'] // 100}xx"
+            await send(message)
+
+        try:
+            await found.proxy(found.scope, receive, noted)
+        finally:
+            self.answers[found.route.name, answer] += 1
+
+    def views(self, answers: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+        """Each route, with what its requests were answered."""
+        ways = [(route, route.rules.upstream) for route, _ in self._routes]
+        return [
+            {
+                "name": route.name,
+                "path": route.path,
+                "upstream": f"{to.scheme}://{to.authority}{to.path}",
+                "answers": [
+                    (kind, count)
+                    for (name, kind), count in sorted(answers.items())
+                    if name == route.name
+                ],
+            }
+            for route, to in sorted(ways, key=lambda way: way[0].name)
+        ]
 
     def way(self, target: bytes) -> Way | None:
         """Where a WebSocket leads."""

@@ -73,8 +73,13 @@ async def do_test(desk: Desk) -> Response:
 
 async def sources(desk: Desk) -> Response:
     """Who sends, and the address to give them."""
+    gateway = desk.gateway
     return desk.show(
-        "sources.html", here="sources", sources=await desk.gateway.source_views(), base=desk.base
+        "sources.html",
+        here="sources",
+        sources=await gateway.source_views(),
+        proxies=gateway.proxies.views(gateway.figures().proxied),
+        base=desk.base,
     )
 
 
