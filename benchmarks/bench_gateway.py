@@ -422,8 +422,8 @@ queues nothing.
 
 {taken}
 Deliveries of 1 KB, signed, {AT_A_TIME} at a time, from a SQLite inbox to an app that says yes; \
-the bare client is aiohttp with the same requests, unsigned, and no inbox. Processor time of the \
-sender.
+the bare client is aiohttp, which the worker does not use, with the same requests, unsigned, and \
+no inbox: what one would write in its place. Processor time of the sender.
 
 {sent_on}
 What an event costs the inbox, client and server together, beside the least statements that could \

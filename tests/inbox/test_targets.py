@@ -367,7 +367,10 @@ def test_a_url_that_cannot_be_used_is_refused(url: str) -> None:
     assert "pw" not in str(caught.value).replace("password", "")
 
 
-@pytest.mark.parametrize("name, value", [("webhook-id", "x"), ("a b", "x"), ("x", "a\r\nb: c")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("webhook-id", "x"), ("a b", "x"), ("x", "a\r\nb: c"), ("Transfer-Encoding", "chunked")],
+)
 def test_a_header_that_cannot_be_sent_is_refused(name: str, value: str) -> None:
     """Headers of ours can't be replaced, and none can carry a second."""
     with pytest.raises(PolicyError):

@@ -156,6 +156,23 @@ async def test_a_stream_ends_with_what_it_was_opened_by(
     assert ended
 
 
+async def test_one_person_does_not_take_all_places(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has many streams open gets no more; others do, and a stream that ends gives its place."""
+    monkeypatch.setattr(live, "EVERY", 0.02)
+    monkeypatch.setattr(live, "MOST_EACH", 1)
+    await sign_in(http, "anna")
+    async with asyncio.timeout(60):
+        opened = _stream(gateway, http)
+        assert await anext(opened)
+        assert (await http.get("/_oncekey/live")).status_code == 503
+        assert not gateway.live.is_full("bert")
+        await opened.aclose()  # type: ignore[attr-defined]
+        while gateway.live.is_full("anna"):
+            await asyncio.sleep(0)
+
+
 # Logs
 
 

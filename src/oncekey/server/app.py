@@ -136,7 +136,7 @@ def _live(gateway: Gateway) -> Any:
         session = await gateway.doorman.session(request.cookies.get(COOKIE, ""))
         if session is None:
             return problem(401, "who are you", "sign in first")
-        if gateway.live.is_full:
+        if gateway.live.is_full(session.person.name):
             return problem(503, "too many look on", **{"Retry-After": "30"})
 
         async def allowed() -> bool:
@@ -148,7 +148,7 @@ def _live(gateway: Gateway) -> Any:
             return now is not None and now.person == session.person
 
         return StreamingResponse(
-            gateway.live.stream(allowed),
+            gateway.live.stream(session.person.name, allowed),
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
             media_type="text/event-stream",
         )

@@ -18,13 +18,14 @@ from oncekey.inbox.delivery import DeliveryWorker
 from oncekey.inbox.lanes import Destination, LaneReport
 from oncekey.inbox.models import Delivery
 from oncekey.inbox.targets.http import HttpTarget
+from oncekey.inbox.targets.replies import FRAMING
 from oncekey.server.settings import TargetSettings
 
 __all__ = ["Deliveries"]
 
 logger = logging.getLogger("oncekey")
 
-_NOT_PASSED_ON: Final = frozenset({"content-length", "host", "user-agent", "connection"})
+_NOT_PASSED_ON: Final = FRAMING | {"user-agent"}
 
 
 class _Target(HttpTarget):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ logger = logging.getLogger("oncekey")
 EVERY: Final = 2.0
 WINDOW_MS: Final = 3_600_000
 MOST_WATCHERS: Final = 200
+MOST_EACH: Final = 20  # of one person: nobody takes the places of all others
 
 
 class Live:
@@ -30,23 +32,27 @@ class Live:
         self._latest = ""
         self._number = 0
         self._watchers = 0
+        self._places: Counter[str] = Counter()
         self._asking: asyncio.Task[None] | None = None
         self._closed = False
         self._waking: asyncio.Task[None] | None = None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody more may look on."""
-        return self._closed or self._watchers >= MOST_WATCHERS
+    def is_full(self, who: str) -> bool:
+        """Whether there is no place to look on for somebody."""
+        return self._closed or self._watchers >= MOST_WATCHERS or self._places[who] >= MOST_EACH
 
-    async def stream(self, allowed: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
+    async def stream(
+        self, who: str, allowed: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
         """The stream of one browser: a message when something changed, and a sign of life else.
 
         Args:
+            who: Who looks on.
             allowed: Whether who looks on still may; asked before each message, and at the first no
                 the stream ends.
         """
         self._watchers += 1
+        self._places[who] += 1
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._asks())
         seen = 0
@@ -62,6 +68,7 @@ class Live:
                 yield f"event: tick\ndata: {latest}\n\n".encode()
         finally:
             self._watchers -= 1
+            self._places -= Counter([who])  # those of nobody are forgotten
             if self._watchers == 0 and self._asking is not None:
                 self._asking.cancel()
                 self._asking = None

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from oncekey.inbox.targets.dialing import Dialer
-from oncekey.inbox.targets.replies import Reply, SendError
+from oncekey.inbox.targets.replies import FRAMING, Reply, SendError
 from oncekey.inbox.targets.wire import Connection
 
 __all__ = ["HttpClient"]
@@ -24,14 +24,6 @@ T = TypeVar("T")
 
 IDLE: Final = 15.0  # seconds that a connection is kept for the next request
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What says where a message ends, or whom it is for, is the client's own to say.
-_OURS: Final = frozenset(
-    (
-        *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive"),
-        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
-        *("transfer-encoding", "upgrade"),
-    )
-)
 _NAMES_KNOWN: Final = 1_000
 _IN_A_PATH: Final = "/%:=&?~+!$,;'@()*[]"
 
@@ -113,7 +105,7 @@ class HttpClient:
 
     def _learn(self, headers: Mapping[str, str]) -> None:
         for name in headers:
-            if not _NAME.fullmatch(name) or name.lower() in _OURS:
+            if not _NAME.fullmatch(name) or name.lower() in FRAMING:
                 raise SendError("a header can't be sent")
         if len(self._names) > _NAMES_KNOWN:
             self._names.clear()

@@ -12,15 +12,13 @@ from urllib.parse import urlsplit
 from oncekey.errors import PolicyError, StoreConfigError
 from oncekey.inbox.models import Delivery
 from oncekey.inbox.targets.base import Answer
-from oncekey.inbox.targets.replies import Client, SendError
+from oncekey.inbox.targets.replies import FRAMING, Client, SendError
 from oncekey.signatures.standard_webhooks import StandardWebhooksProvider
 from oncekey.signatures.table import provider
 
 __all__ = ["HttpTarget"]
 
-_OURS: Final = re.compile(
-    r"(?i)webhook-.*|oncekey-.*|idempotency-key|host|content-length|connection"
-)
+_OURS: Final = re.compile(r"(?i)webhook-.*|oncekey-.*|idempotency-key")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SICK: Final = frozenset((408, 425, 429))
 _GONE: Final = 410
@@ -156,7 +154,7 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value):
             raise PolicyError(f"the header {name!r} of a target has a character that can't be sent")
-        if _OURS.fullmatch(name):
+        if _OURS.fullmatch(name) or name.lower() in FRAMING:
             raise PolicyError(f"the header {name!r} is set by oncekey itself: leave it out")
     return {name.lower(): value for name, value in headers.items()}
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["Client", "Reply", "SendError"]
+__all__ = ["FRAMING", "Client", "Reply", "SendError"]
+
+FRAMING: Final = frozenset(
+    (
+        *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive"),
+        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
+    )
+)
+"""Headers that say where a message ends, or whom it is for: the client's own to say."""
 
 
 class SendError(Exception):
