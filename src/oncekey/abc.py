@@ -127,6 +127,9 @@ class AsyncStore(ABC):
     never_waits: bool = False
     """Whether its methods (but for ``wait``) never give way to other tasks, as in memory."""
 
+    at_once: Store | None = None
+    """The same records for plain calls, where ``never_waits`` and there is such a way."""
+
     @abstractmethod
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """Try to become the one that runs. ``owner`` is fresh for every call, never reused."""

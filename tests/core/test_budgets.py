@@ -100,43 +100,43 @@ PATHS: dict[str, tuple[Callable[[], tuple[Call, Call]], dict[tuple[int, int], li
     "wrap, a small answer": (
         lambda: wrapped(SMALL),
         {
-            (3, 11): [Spent(1623, 50), Spent(781, 24)],
-            (3, 13): [Spent(1430, 49), Spent(698, 24)],
+            (3, 11): [Spent(1478, 45), Spent(762, 22)],
+            (3, 13): [Spent(1291, 44), Spent(680, 22)],
         },
     ),
     "wrap, a usual answer": (
         lambda: wrapped(USUAL),
         {
-            (3, 11): [Spent(1623, 50), Spent(781, 24)],
-            (3, 13): [Spent(1430, 49), Spent(698, 24)],
+            (3, 11): [Spent(1478, 45), Spent(762, 22)],
+            (3, 13): [Spent(1291, 44), Spent(680, 22)],
         },
     ),
     "Once": (
         once,
         {
-            (3, 11): [Spent(1354, 42), Spent(625, 24)],
-            (3, 13): [Spent(1182, 41), Spent(544, 23)],
+            (3, 11): [Spent(1220, 38), Spent(617, 23)],
+            (3, 13): [Spent(1058, 37), Spent(536, 22)],
         },
     ),
     "AsyncOnce": (
         async_once,
         {
-            (3, 11): [Spent(1461, 48), Spent(665, 26)],
-            (3, 13): [Spent(1268, 46), Spent(582, 25)],
+            (3, 11): [Spent(1318, 43), Spent(650, 24)],
+            (3, 13): [Spent(1134, 41), Spent(567, 23)],
         },
     ),
     "memory, first seen": (
         first_seen,
         {
-            (3, 11): [Spent(104, 3), Spent(61, 3)],
-            (3, 13): [Spent(94, 3), Spent(55, 3)],
+            (3, 11): [Spent(100, 2), Spent(57, 2)],
+            (3, 13): [Spent(90, 2), Spent(51, 2)],
         },
     ),
     "memory, claim and complete": (
         claimed,
         {
-            (3, 11): [Spent(492, 13), Spent(150, 4)],
-            (3, 13): [Spent(416, 13), Spent(129, 4)],
+            (3, 11): [Spent(373, 9), Spent(147, 3)],
+            (3, 13): [Spent(308, 9), Spent(125, 3)],
         },
     ),
 }

@@ -12,9 +12,11 @@ from tests.http.conftest import Make
 from tests.http.doors import JSON, Calls
 
 from oncekey import PolicyError
+from oncekey.errors import StoreCorruptError
 from oncekey.http import Settings
 from oncekey.http.answer import Answer
 from oncekey.http.coding import MAX_PLAIN, accepts
+from oncekey.http.rules import KNOWN, Rules
 
 SAFETY = {
     "content-security-policy": "default-src 'none'",
@@ -185,3 +187,21 @@ def test_a_redacted_header_stays_one_header(make: Make) -> None:
     again = door.post()
     assert again.replayed
     assert (again.header("set-cookie"), again.header("location")) == (None, None)
+
+
+def test_what_is_known_of_an_answer_is_of_its_whole_head() -> None:
+    """Answers share what was made of an equal head, and nothing else; a torn record stays torn."""
+    rules = Rules(Settings())
+    first = rules.replayed(b"h201\nlocation:/a\n\none", {})
+    other = rules.replayed(b"h202\nlocation:/a\n\none", {})
+    again = rules.replayed(b"h201\nlocation:/a\n\ntwo\n\n", {})
+    assert first == Answer(201, ((b"location", b"/a"), (b"idempotent-replayed", b"true")), b"one")
+    assert other == first._replace(status=202)
+    assert again == first._replace(body=b"two\n\n")
+    for torn in (b"h201\nlocation:/a?", b"", None):
+        with pytest.raises(StoreCorruptError):
+            rules.replayed(torn, {})
+    for number in range(KNOWN + 1):
+        raw = b"h201\nlocation:/%d\n\n" % number
+        assert rules.replayed(raw, {}) == rules.replayed(raw, {})
+    assert len(rules._replays) <= KNOWN

@@ -9,6 +9,7 @@ import pytest
 
 import oncekey
 from oncekey import AsyncMemoryStore, MemoryStore, StoreError, connect
+from oncekey._core import transitions
 from oncekey.abc import AsyncStore
 from oncekey.errors import StoreClosedError, StoreFullError
 from oncekey.models import Key, Record, Scope, Terms, Verdict
@@ -209,3 +210,33 @@ def test_the_earlier_name_of_the_async_store_stays() -> None:
     """Code that says MemoryBackend goes on, as does the name that the source documents use."""
     assert oncekey.MemoryBackend is AsyncMemoryStore
     assert issubclass(AsyncMemoryStore, AsyncStore)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        TERMS,
+        Terms(lease_ms=1000, ttl_ms=60_000, sticky=True),
+        Terms(lease_ms=1000, ttl_ms=60_000, skew_ms=7, remember_ms=900),
+    ],
+)
+def test_the_short_way_to_complete_is_the_tables_way(terms: Terms) -> None:
+    """It writes what the tables decide, and leaves to them whatever is not a plain completion."""
+    _, pending = transitions.first(b"me", b"payload", terms, 5_000_000)
+    for now in (5_000, 5_400, 90_000):
+        held, record = transitions.settle(
+            pending, transitions.Event.COMPLETE, b"me", pending.fence, terms, now, b"answer"
+        )
+        assert held
+        assert record is not None
+        short = memory.completed(pending, b"me", pending.fence, b"answer", terms, now)
+        assert short == memory.pack(record)
+    done = memory.pack(record)
+    for slot, owner, fence in (
+        (pending, b"other", pending.fence),
+        (pending, b"me", pending.fence + 1),
+        (done, b"me", pending.fence),
+        (90_000, b"me", pending.fence),
+        (None, b"me", pending.fence),
+    ):
+        assert memory.completed(slot, owner, fence, b"answer", terms, 5_000) is None

@@ -59,6 +59,7 @@ __all__ = [
     "is_async",
     "open_claim",
     "record",
+    "recorded_at_once",
     "refusal",
 ]
 
@@ -291,9 +292,12 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
         codec.check()
     owner = new_owner()
     if store.never_waits and not events._listeners:
-        plan = job.plan
+        plan, straight = job.plan, store.at_once
         now, terms = plan.monotonic(), plan.claiming or plan.terms
-        reply = await store.claim(job.key, owner, job.fingerprint, terms)
+        if straight is None:
+            reply = await store.claim(job.key, owner, job.fingerprint, terms)
+        else:
+            reply = straight.claim(job.key, owner, job.fingerprint, terms)
         found = _decided(reply, job, owner, now, store)
         if found is not None:
             return found
@@ -306,14 +310,23 @@ async def aopen_claim(store: AsyncStore, job: Job) -> Claim | ClaimReply:
         raise
 
 
+def recorded_at_once(store: AsyncStore, job: Job, claim: Claim, value: Any) -> bool:
+    """Record the outcome if that needs no waiting. False: ``arecord`` does."""
+    straight = store.at_once
+    if straight is None or events._listeners or not job.keeps(value):
+        return False
+    answer = _encode(job, value)
+    if not straight.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
+        return False
+    claim.settled = True
+    return True
+
+
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
+    if recorded_at_once(store, job, claim, value):
+        return _new(Result, (value, False))
     if store.never_waits:  # then nothing can happen to this task meanwhile
-        if not events._listeners and job.keeps(value):
-            answer = _encode(job, value)
-            if await store.complete(claim.key, claim.owner, claim.fence, answer, claim.terms):
-                claim.settled = True
-                return _new(Result, (value, False))
         return await arun(_record(job, claim, value), store)
     return await uncancelled(arun(_record(job, claim, value), store))
 

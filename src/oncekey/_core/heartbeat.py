@@ -259,21 +259,18 @@ class _LoopHeart:
     serves all: beginning and ending a call costs no timer of its own.
     """
 
-    __slots__ = ("_armed", "_beats", "_every", "_monotonic")
+    __slots__ = ("_armed", "_every", "_monotonic", "beats")
 
     def __init__(self, every: float, monotonic: Callable[[], float]) -> None:
-        self._beats: dict[AsyncBeat, None] = {}
+        self.beats: dict[AsyncBeat, None] = {}
         self._armed = False  # no handle is kept: it would keep a closed loop alive
         self._every = every
         self._monotonic = monotonic
 
     def add(self, beat: AsyncBeat) -> None:
-        self._beats[beat] = None
+        self.beats[beat] = None
         if not self._armed:
             self._arm(beat)
-
-    def remove(self, beat: AsyncBeat) -> None:
-        self._beats.pop(beat, None)
 
     def _due(self, beat: AsyncBeat) -> float:
         # Counted from when the claim was sent: its reply may have taken a part of the lease.
@@ -287,12 +284,12 @@ class _LoopHeart:
     def _fire(self) -> None:
         self._armed = False
         now = self._monotonic()
-        while self._beats:
-            beat = next(iter(self._beats))
+        while self.beats:
+            beat = next(iter(self.beats))
             if self._due(beat) > now:
                 self._arm(beat)
                 return
-            del self._beats[beat]
+            del self.beats[beat]
             beat.renew_now()
 
 
@@ -345,7 +342,7 @@ class AsyncBeat:
         """Renew no more. Stopping twice does nothing."""
         if self._schedule is not None:
             self._schedule.stopped = True
-        self._heart.remove(self)
+        self._heart.beats.pop(self, None)
 
     def renew_now(self) -> None:
         """The claim is due."""

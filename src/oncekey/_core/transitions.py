@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "Situation",
     "claim",
+    "first",
     "mark",
     "mark_fence",
     "settle",
@@ -128,7 +129,7 @@ def claim(
     A record without a fingerprint has no payload bound to it: it equals any.
     """
     if record is None:
-        return _take(None, owner, fingerprint, terms, now_us)
+        return first(owner, fingerprint, terms, now_us)
     now = now_us // 1000
     situation = situate(record, owner, now, terms)
     same = record.fingerprint == fingerprint or not record.fingerprint or not fingerprint
@@ -148,37 +149,33 @@ def claim(
     return _new(ClaimReply, fields), None
 
 
-def _take(
-    old: Record | None, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
-) -> tuple[ClaimReply, Record]:
+def first(owner: bytes, fingerprint: bytes, terms: Terms, now_us: int) -> tuple[ClaimReply, Record]:
+    """Win a key that nobody has: the reply, and the record to write."""
     now = now_us // 1000
-    lease_until = now + terms.lease_ms
-    expires_at = now + terms.ttl_ms if terms.sticky else lease_until + terms.ttl_ms
-    fence, attempts, takeover = now_us, 1, False
-    if old is not None:
-        # Monotone whatever the clock does: a fence never goes back while the record is known.
-        fence, attempts = max(old.fence + 1, now_us), old.attempts + 1
-        takeover = old.state is _PENDING
-        if terms.sticky and old.expires_at > now:
-            expires_at = old.expires_at  # retries don't extend the window
-            fingerprint = old.fingerprint or fingerprint
-    purge_at = max(lease_until, expires_at)
-    record = _new(
-        Record,
-        (
-            _PENDING,
-            owner,
-            fence,
-            fingerprint,
-            lease_until,
-            expires_at,
-            purge_at,
-            attempts,
-            None,
-        ),
-    )
-    reply = _new(ClaimReply, (_WON, fence, terms.lease_ms, attempts, None, takeover, False))
-    return reply, record
+    lease_ms, ttl_ms, _, _, sticky = terms
+    until = now + lease_ms
+    expires_at = purge_at = until + ttl_ms
+    if sticky:
+        expires_at = now + ttl_ms
+        purge_at = max(until, expires_at)
+    fields = (_PENDING, owner, now_us, fingerprint, until, expires_at, purge_at, 1, None)
+    reply = _new(ClaimReply, (_WON, now_us, lease_ms, 1, None, False, False))
+    return reply, _new(Record, fields)
+
+
+def _take(
+    old: Record, owner: bytes, fingerprint: bytes, terms: Terms, now_us: int
+) -> tuple[ClaimReply, Record]:
+    reply, record = first(owner, fingerprint, terms, now_us)
+    # Monotone whatever the clock does: a fence never goes back while the record is known.
+    fence, attempts = max(old.fence + 1, now_us), old.attempts + 1
+    takeover = old.state is _PENDING
+    if terms.sticky and old.expires_at > now_us // 1000:  # retries don't extend the window
+        bound = old.fingerprint or fingerprint
+        purge_at = max(record.lease_until, old.expires_at)
+        record = record._replace(expires_at=old.expires_at, purge_at=purge_at, fingerprint=bound)
+    reply = reply._replace(fence=fence, attempts=attempts, takeover=takeover)
+    return reply, record._replace(fence=fence, attempts=attempts)
 
 
 def _extend(record: Record, terms: Terms, now: int) -> Record:

@@ -90,6 +90,15 @@ def attempt_json(raw: bytes | str) -> bytes | None:
         text: bytes = _dumps(value, None, _options)
     except (TypeError, ValueError):
         return None
+    if (
+        _PLUS not in text
+        and _BACKSLASH not in source
+        and text.isascii()
+        and source.count(b":") == text.count(b":")
+        and text.find(b".0") < 0
+        and (_MINUS not in text or not _MINUS_EXPONENT(text))
+    ):
+        return text  # as most are, by what the two below ask
     return _repair(text) if _nothing_lost(source, text) else None
 
 

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded
+from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded, recorded_at_once
 from oncekey._core.drive import arun
+from oncekey._core.flows import new_owner, won
 from oncekey.abc import AsyncStore
 from oncekey.errors import ClaimLostError, OncekeyError, StoreError
 from oncekey.http.answer import Answer
-from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
+from oncekey.http.body import Begun, ClientGoneError, SlowBodyError, asgi_begun, asgi_rest
 from oncekey.http.entry import aidentify, aready, check_app
 from oncekey.http.exchange import Exchange
 from oncekey.http.facts import Facts, asgi_facts
@@ -22,6 +23,8 @@ from oncekey.http.fingerprint import json_mark
 from oncekey.http.problems import Refusal, unread
 from oncekey.http.rules import Rules
 from oncekey.http.settings import Settings
+from oncekey.instrument import events
+from oncekey.models import ClaimVerdict
 from oncekey.policy import milliseconds
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
 
+_WON, _REPLAY = ClaimVerdict.WON, ClaimVerdict.REPLAY
 MARK: Final = "oncekey.http"  # in the scope of a request that is guarded already
 # Ways to answer that go past ``send``, so that the answer could not be recorded.
 BYPASSES: Final = frozenset(
@@ -95,9 +99,12 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or scope["method"] not in rules.methods or MARK in scope:
             await self.pass_on(scope, receive, send)
             return
-        exchange = _Exchange(self, scope, receive, send)
         try:
-            instead = await self.enter(exchange)
+            found = self.at_once(scope, receive, send)
+            if isinstance(found, _Exchange):
+                instead = None if found.claim is not None else await self.enter(found)
+            else:
+                instead = found
         except Refusal as no:
             await send_answer(send, rules.refusal(no))
             return
@@ -107,21 +114,64 @@ class IdempotencyMiddleware:
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
-        if exchange.unguarded:
+        if not isinstance(found, _Exchange) or instead is not None:
+            if self.admit is not None:
+                await self.admit(scope)
+            await send_answer(send, instead)  # type: ignore[arg-type]
+        elif found.unguarded:
             await self.pass_on(scope, receive, send)
-        elif instead is None:
+        else:
             child = {**scope, MARK: True}
             if scope.get("extensions"):
                 child["extensions"] = _harmless(scope["extensions"])
-            await self.run(exchange, child)
-        else:
-            if self.admit is not None:
-                await self.admit(scope)
-            await send_answer(send, instead)
+            await self.run(found, child)
 
     async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Let a request through that is not guarded, or not by this."""
         await self.app(scope, receive, send)
+
+    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> Answer | _Exchange:
+        """All that can be done without waiting: a replay, or an exchange to ``enter``.
+
+        Which has its claim already if the request is plain to see, its body here, and the store in
+        memory: then all of the way was this.
+
+        Raises:
+            Refusal: The key can't be had.
+        """
+        rules = self.rules
+        seen = rules.at_sight(scope)
+        if seen is None:
+            return _Exchange(self, scope, receive, send)
+        key, head = seen
+        body = asgi_begun(receive, rules.most)
+        mark = json_mark(head, body) if isinstance(body, bytes) else None
+        reply = None
+        if mark is not None:
+            local, store = rules.local, self.store
+            if local is not None and (at_hand := local.get(key, mark)) is not None:
+                return rules.replay(at_hand, scope)
+            straight = store.at_once
+            if straight is not None and not events._listeners and rules.limits.wait(key) is None:
+                owner, plan = new_owner(), rules.plan
+                now = plan.monotonic()
+                try:
+                    reply = straight.claim(key, owner, mark, plan.claiming or plan.terms)
+                    if reply.verdict is _REPLAY and local is None:
+                        return rules.replayed(reply.answer, scope)
+                except OncekeyError as error:
+                    raise rules.failure(error) from None
+        exchange = _Exchange(self, scope, receive, send)
+        if mark is None:
+            exchange.begun = body
+            return exchange
+        exchange.job = job = rules.made(key, mark, scope["method"])
+        exchange.ready = True
+        exchange.body = body  # type: ignore[assignment]
+        if reply is not None and reply.verdict is _WON:
+            exchange.claim = won(key, owner, reply, plan, job.operation, now, store)
+            rules.limits.count(exchange.claim)
+        return exchange
 
     async def enter(self, exchange: _Exchange) -> Answer | None:
         """Claim the key, or say what to answer instead.
@@ -130,21 +180,14 @@ class IdempotencyMiddleware:
             Refusal: It can't be had. Who is nobody is refused before a body is read.
             ClientGoneError: The body does not come.
         """
-        rules, mark = self.rules, None
+        rules = self.rules
+        if exchange.ready:
+            return await exchange.open(exchange.job)
         # The declared length is looked at before the body is.
-        most, seconds = rules.settings.max_body_bytes, rules.body_seconds
-        at_sight = rules.at_sight(exchange.source)
-        if at_sight is not None:
-            key, head = at_sight
-            exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
-            mark = json_mark(head, exchange.body)
-            if mark is not None:
-                return await exchange.open(rules.made(key, mark, exchange.source["method"]))
         if not exchange.look():
             return None
         owner = await aidentify(rules, self.store, exchange.facts)
-        if at_sight is None:
-            exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
+        await exchange.read()
         return await exchange.open(rules.job(exchange.key, owner, exchange.facts, exchange.body))
 
     async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
@@ -197,6 +240,8 @@ class _Exchange(Exchange):
     key: str
     facts: Facts
     unguarded = False
+    ready = False  # its job is known
+    begun: bytes | Begun | None = None  # of its body, what was asked for already
     body = b""
     beat: guarded | None = None
     given = False
@@ -233,6 +278,20 @@ class _Exchange(Exchange):
         self.key = key
         return True
 
+    async def read(self) -> None:
+        """Have the whole body.
+
+        Raises:
+            ClientGoneError: It does not come.
+        """
+        begun, most = self.begun, self.rules.most
+        if begun is None:
+            begun = asgi_begun(self.real_receive, most)
+        if not isinstance(begun, bytes):
+            seconds = self.rules.body_seconds
+            begun = await asgi_rest(self.real_receive, most, seconds, begun)
+        self.body = begun
+
     async def open(self, job: Job) -> Answer | None:
         """Claim the key; or what to answer instead.
 
@@ -242,10 +301,12 @@ class _Exchange(Exchange):
         self.job, rules = job, self.rules
         if self.given:
             self.body = b""
-        if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
-            return rules.replay(at_hand, self.source)
+        if rules.local is not None:
+            at_hand = rules.local.get(job.key, job.fingerprint)
+            if at_hand is not None:
+                return rules.replay(at_hand, self.source)
         try:
-            if rules.limits.wait(job) is not None:
+            if rules.limits.wait(job.key) is not None:
                 await arun(rules.limits.check(job), self.store)
             opened = rules.opened(job, await aopen_claim(self.store, job), self.source)
         except OncekeyError as error:
@@ -327,8 +388,8 @@ class _Exchange(Exchange):
         if self.finished is not None:
             self.finished.set()
 
-    async def begin(self, *messages: Message, after: bool = True) -> None:
-        """Pass messages on, ``after`` the status, which is held back until there is a body.
+    async def begin(self, message: Message | None = None, *, after: bool = True) -> None:
+        """Pass a message on, ``after`` the status, which is held back until there is a body.
 
         A client that is gone is no reason to stop, while its retry wants the answer.
         """
@@ -340,13 +401,17 @@ class _Exchange(Exchange):
                 return
             if self.rules.settings.expose_cors:
                 start = {**start, "headers": self.rules.exposed(start.get("headers", ()))}
-            messages = (start, *messages)
-        for message in messages:
             try:
-                await self.real_send(message)
+                await self.real_send(start)
             except OSError:
-                if message["type"] == "http.response.body" and self._grace_left() == 0:
-                    raise
+                pass
+        if message is None:
+            return
+        try:
+            await self.real_send(message)
+        except OSError:
+            if message["type"] == "http.response.body" and self._grace_left() == 0:
+                raise
 
     async def record(self, body: bytes | None) -> None:
         """Record the answer, before its last part leaves."""
@@ -359,13 +424,16 @@ class _Exchange(Exchange):
             self.beat.stop()  # a renewal after this would look like a lost claim
         self.recorded = True
         start: Message = self.start or {"status": 500}
-        kept = self.rules.kept(self.job, (start["status"], start.get("headers", ()), body))
+        rules, job = self.rules, self.job
+        kept = rules.kept(job, (start["status"], start.get("headers", ()), body))
         try:
-            result = await arecord(self.store, self.job, claim, kept)
+            if rules.local is None and recorded_at_once(self.store, job, claim, kept):
+                return
+            result = await arecord(self.store, job, claim, kept)
         except (ClaimLostError, StoreError) as error:
             self.unsettled(error)
         else:
-            if result.replayed or self.rules.local is not None:
+            if result.replayed or rules.local is not None:
                 self.settled(kept, result)
 
 
@@ -417,12 +485,15 @@ class LateMiddleware(IdempotencyMiddleware):
         """See the other. A handler that calls its own application has a key of its own."""
         await self._with(_LATER.get() if MARK in scope else None, self.app(scope, receive, send))
 
+    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> _Exchange:
+        """See the other: nothing, before the application has said when."""
+        return _Exchange(self, scope, receive, send)
+
     async def enter(self, exchange: _Exchange) -> Answer | None:
         """Read the body: that is all for now."""
         if not exchange.look():
             return None
-        most, seconds = self.rules.settings.max_body_bytes, self.rules.body_seconds
-        exchange.body = await asgi_body(exchange.real_receive, most, None, seconds)
+        await exchange.read()
         return None
 
     async def run(self, exchange: _Exchange, child: ASGIScope) -> None:

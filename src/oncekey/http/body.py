@@ -33,7 +33,9 @@ __all__ = [
     "ClientGoneError",
     "Deadline",
     "SlowBodyError",
+    "asgi_begun",
     "asgi_body",
+    "asgi_rest",
     "declared_length",
     "read_chunks",
     "read_stream",
@@ -43,6 +45,7 @@ __all__ = [
 
 _PIECE: Final = 65_536
 _LONGEST_NUMBER: Final = 20  # digits; int() of a longer one costs time
+Begun = tuple[Any, Awaitable[Any] | None]  # the first message, or what it will be
 
 
 class ClientGoneError(Exception):
@@ -218,16 +221,42 @@ async def asgi_body(
     """
     if declared is not None and (declared_length(declared) or 0) > most:
         return bytes(most + 1)
+    begun = asgi_begun(receive, most)
+    return begun if isinstance(begun, bytes) else await asgi_rest(receive, most, seconds, begun)
+
+
+def asgi_begun(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], most: int
+) -> bytes | Begun:
+    """The body, if all of it is here already; else what ``asgi_rest`` goes on with.
+
+    Of one that is too long, a stand-in of one byte over the limit is given.
+    """
     steps: Any = receive().__await__()
-    message: Any = None
-    rest: Awaitable[Any] | None = None
     try:
-        rest = _Rest(steps, next(steps))
+        waits_for = next(steps)
     except StopIteration as end:
         message = end.value  # here already, as nearly always
         if message["type"] == "http.request" and not message.get("more_body", False):
             whole: bytes = message.get("body", b"")
             return whole if len(whole) <= most else bytes(most + 1)
+        return message, None
+    return None, _Rest(steps, waits_for)
+
+
+async def asgi_rest(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    most: int,
+    seconds: float | None,
+    begun: Begun,
+) -> bytes:
+    """The body of which ``asgi_begun`` gave the beginning.
+
+    Raises:
+        ClientGoneError: The client hung up before the end of its body.
+        SlowBodyError: It took longer than ``seconds``.
+    """
+    message, rest = begun
     body = _Body(most, None)
     async with _in_time(seconds):  # no clock is needed before something is waited for
         if rest is not None:

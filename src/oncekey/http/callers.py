@@ -11,6 +11,8 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping
+from hashlib import sha256
+from time import monotonic
 from typing import Any, Final
 
 from oncekey._core.call import Job
@@ -23,7 +25,7 @@ from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
 from oncekey.instrument.events import EventKind, emit
-from oncekey.models import Scope, identity_text
+from oncekey.models import Key, Scope, identity_text
 from oncekey.policy import milliseconds
 
 __all__ = ["Callers", "Limits", "by_client_certificate", "by_header", "header_of", "of_kind"]
@@ -55,10 +57,10 @@ class Callers:
         secret = self._secret
         if secret is None:
             kept = self._kept
-            if time.monotonic() >= kept.until:
+            if monotonic() >= kept.until:
                 return None
             secret = kept.known
-        return self._scopes.get(hashlib.sha256(secret + authorization).digest())
+        return self._scopes.get(sha256(secret + authorization).digest())
 
     def scope(self, named: Any, facts: Facts) -> Flow[Scope]:
         """Whose keys these are: by the ``scope`` function's answer, or the credentials.
@@ -122,14 +124,14 @@ class Limits:
         self._none = 0 in (settings.max_caller_bytes, settings.max_total_bytes)
         self._warn_at = 0.0
 
-    def wait(self, job: Job) -> int | None:
+    def wait(self, key: Key) -> int | None:
         """Seconds until the caller may make a new key; ``None``: it may.
 
         Where the store counts for all, only ``check`` knows.
         """
         if self._shared is not None:
             return 1
-        return None if self._keys is None else self._keys.retry_after(job.key.scope.parts[2])
+        return None if self._keys is None else self._keys.retry_after(key.scope.parts[2])
 
     def check(self, job: Job) -> Flow[None]:
         """Let a request pass that may make a new key, or has an old one.
@@ -137,7 +139,7 @@ class Limits:
         Raises:
             Refusal: It is one too many.
         """
-        wait = self.wait(job)
+        wait = self.wait(job.key)
         if wait is None:
             return
         known = yield Op("read", (job.key,))
@@ -154,15 +156,20 @@ class Limits:
                 retry_after=wait,
             )
 
-    def count(self, job: Job, claim: Claim) -> None:
+    def count(self, claim: Claim) -> None:
         """Take note of a key that was won, if it is a new one."""
         if self._keys is not None and claim.attempts == 1:
-            self._keys.count(job.key.scope.parts[2])
+            self._keys.count(claim.key.scope.parts[2])
 
     def fits(self, job: Job, size: int) -> bool:
         """Whether a body of this size may be stored; it is then counted."""
         own, total = self._bytes, self._total
         who = job.key.scope.parts[2]
+        if own is not None and total is not None:  # as by default: most calls only subtract
+            left, of_all = own.left.get(who, 0) - size, total.left.get("", 0) - size
+            if left >= 0 and of_all >= 0:
+                own.left[who], total.left[""] = left, of_all
+                return True
         if not self._none and (own is None or own.take(who, size)):
             if total is None or total.take("", size):
                 return True
@@ -189,17 +196,17 @@ class _Budget:
     def __init__(self, most: int, seconds: int) -> None:
         self._window = InsertLimiter(((most, seconds),), time.monotonic)
         self._piece = most // 1000
-        self._left: dict[str, int] = {}
+        self.left: dict[str, int] = {}
 
     def take(self, who: str, size: int) -> bool:
-        left = self._left.get(who, 0) - size
+        left = self.left.get(who, 0) - size
         if left < 0:
             if self._window.admit(who, size + self._piece) is not None:
                 return False
             left += size + self._piece
-            if len(self._left) >= MAX_SCOPES:
-                self._left.clear()
-        self._left[who] = left
+            if len(self.left) >= MAX_SCOPES:
+                self.left.clear()
+        self.left[who] = left
         return True
 
 

@@ -30,7 +30,7 @@ class Exchange:
         instead: What to answer in place of what the application said.
     """
 
-    job: Job  # once it is claimed
+    job: Job  # once it is known what is to be done once
     claim: Claim | None = None
     parts: list[bytes] | None = None
     size = 0

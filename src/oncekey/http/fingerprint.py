@@ -15,6 +15,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from typing import IO, Final, Literal
 
 from oncekey._jcs.fast import attempt_json
@@ -84,10 +85,11 @@ def json_head(method: str, target: bytes) -> bytes:
 
 def json_mark(head: bytes, body: bytes) -> bytes | None:
     """The fingerprint of a request with a JSON body, of its head; ``None``: ask ``fingerprint``."""
-    if not body or len(body) > MAX_BYTES or _values(body) > MAX_VALUES:
+    size = len(body)
+    if not size or size > MAX_BYTES or (size > MAX_VALUES and _values(body) > MAX_VALUES):
         return None
     proved = attempt_json(body)
-    return None if proved is None else hashlib.sha256(head + proved).hexdigest().encode()
+    return None if proved is None else sha256(head + proved).hexdigest().encode()
 
 
 def _values(body: bytes) -> int:

@@ -96,11 +96,11 @@ class _Work:
         """Know what is to be done once; or give the answer, where this process has it."""
         self.job = self.rules.job(key, owner, self.facts, body)
         local = self.rules.local
-        found = None if local is None else local.get(self.job)
+        found = None if local is None else local.get(self.job.key, self.job.fingerprint)
         return None if found is None else self.rules.replay(found, self.facts.source)
 
     def __call__(self) -> Answer | None:
-        self.rules.limits.count(self.job, CURRENT.get())
+        self.rules.limits.count(CURRENT.get())
         try:
             return self._seen(self.view())
         except OncekeyError:
@@ -109,7 +109,7 @@ class _Work:
 
     async def awaited(self) -> Answer | None:
         """The same for a view that is awaited."""
-        self.rules.limits.count(self.job, CURRENT.get())
+        self.rules.limits.count(CURRENT.get())
         try:
             return self._seen(await self.view())
         except OncekeyError:

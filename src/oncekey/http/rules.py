@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey._core.call import Job, Result
+from oncekey._core.codec import DONE
 from oncekey._core.flows import Claim, Plan
 from oncekey.canonical import FAST
 from oncekey.errors import (
@@ -28,7 +29,7 @@ from oncekey.errors import (
     PolicyError,
     StoreError,
 )
-from oncekey.http.answer import Answer, AnswerCodec, Fields
+from oncekey.http.answer import KEPT, Answer, AnswerCodec, Fields
 from oncekey.http.body import declared_length
 from oncekey.http.callers import Callers, Limits, header_of
 from oncekey.http.coding import accepts, coding_of, plain
@@ -52,6 +53,9 @@ EXPOSED: Final = b"access-control-expose-headers"
 # Whoever is not logged in can leave as many of them behind as it sends requests.
 UNSETTLED_MS: Final = 600_000
 UNAVAILABLE_RETRY: Final = 5  # seconds
+# What is made once for many requests: for at most so many, each of at most so many bytes.
+KNOWN: Final = 1024
+SHORT: Final = 512
 _new = tuple.__new__  # named tuples without their keyword machinery, for each request
 
 
@@ -87,12 +91,15 @@ class Rules:
         self.local = LocalAnswers(settings) if settings.cache_entries else None
         plan = Plan.of(settings.policy())
         unsettled = plan.terms._replace(ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
-        self._plan = replace(plan, claiming=unsettled)
+        self.plan = replace(plan, claiming=unsettled)
         self._codec = AnswerCodec()
         # What is looked at by nobody else of the owner's.
         self._plain = FAST and settings.fingerprint == "auto" and settings.applies is None
-        self._plain = self._plain and pattern is None
+        self._plain = self._plain and pattern is None and settings.scope is None
         self._plain_key = is_plain_key if pattern is None else _never
+        self._heads: dict[Any, bytes] = {}
+        self._replays: dict[bytes, tuple[int, Fields]] = {}
+        self.most = settings.max_body_bytes
         self._digits = len(str(settings.max_body_bytes))
         self.body_seconds = settings.body_seconds
         self.callers = Callers(settings)
@@ -166,7 +173,7 @@ class Rules:
     def made(self, key: Key, mark: bytes, method: str) -> Job:
         """A job, of all that it is made of."""
         strict = self.settings.raise_on_persist_error
-        return _new(Job, (key, mark, self._plan, self._codec, method, bool, strict, None))
+        return _new(Job, (key, mark, self.plan, self._codec, method, bool, strict, None))
 
     def at_sight(self, scope: Mapping[str, Any]) -> tuple[Key, bytes] | None:
         """The key of an ASGI request and how its fingerprint begins, where both are plain to see.
@@ -174,29 +181,39 @@ class Rules:
         As of nearly every request: each header came once, the key needs no reading, its caller was
         here before, and the body is JSON. ``None``: facts must be made, which decide the same.
         """
-        headers, path = scope["headers"], scope.get("raw_path")
+        headers = scope["headers"]
         if not self._plain or type(headers) is not list:
             return None
         fields: dict[bytes, bytes] = dict(headers)
-        key, length = fields.get(self.header_name), fields.get(b"content-length", b"")
+        key = fields.get(self.header_name)
         if (
-            len(fields) != len(headers)
-            or key is None
-            or not is_plain_key(key)
-            or len(length) >= self._digits
+            key is None
+            or len(fields) != len(headers)
             or fields.get(b"content-type") != b"application/json"
             or b"content-encoding" in fields
-            or not path
-            or scope.get("root_path")
-            or not is_plain_path(path)
+            or len(fields.get(b"content-length", b"")) >= self._digits
+            or not is_plain_key(key)
         ):
             return None
         caller = self.callers.at_hand(fields.get(b"authorization"))
         if caller is None:
             return None
-        query = scope.get("query_string")
-        target = b"%b?%b" % (path, query) if query else path
-        return Key(caller, key.decode("ascii")), json_head(scope["method"], target)
+        get = scope.get
+        place = (scope["method"], get("raw_path"), get("query_string"), get("root_path"))
+        head = self._heads.get(place) or self._head(place)
+        return None if head is None else (Key(caller, key.decode("ascii")), head)
+
+    def _head(self, place: tuple[str, bytes | None, bytes | None, str | None]) -> bytes | None:
+        """How the fingerprint of a request begins; ``None``: its path must be looked at."""
+        method, path, query, root = place
+        if not path or root or not is_plain_path(path):
+            return None
+        head = json_head(method, b"%b?%b" % (path, query) if query else path)
+        if len(head) <= SHORT:
+            if len(self._heads) >= KNOWN:
+                self._heads.clear()
+            self._heads[place] = head
+        return head
 
     def opened(self, job: Job, claim: Claim | ClaimReply, source: Any) -> Claim | Answer:
         """The right to run, or what to answer instead to the framework's request.
@@ -205,7 +222,7 @@ class Rules:
             IdempotencyError: Neither: a conflict, or another worker has the key.
         """
         if type(claim) is Claim:
-            self.limits.count(job, claim)
+            self.limits.count(claim)
             return claim
         answer: Answer = job.replay(claim)  # type: ignore[arg-type]
         if self.local is not None:
@@ -226,7 +243,7 @@ class Rules:
             # What holds a line end no server would send as one field.
             if (low := name.lower()) in stored and b"\n" not in value and b"\r" not in value
         ]
-        if settings.honor_no_store:
+        if settings.honor_no_store and b"cache-control" in dict(fit):
             for low, value in fit:
                 if low == b"cache-control" and b"no-store" in value.lower():
                     body = None
@@ -257,6 +274,26 @@ class Rules:
             self.local.put(job, answer)
         # If it is a replay, another worker's outcome counts.
         return self.replay(result.value, source) if result.replayed else None
+
+    def replayed(self, raw: bytes | None, source: Any) -> Answer:
+        """A stored answer, as the store has it, as it goes to a retry.
+
+        Raises:
+            OncekeyError: It was not kept, or can't be read.
+        """
+        raw = raw or DONE
+        end = raw.find(b"\n\n")
+        if end > 0:
+            known = self._replays.get(raw[:end])
+            if known is not None:
+                return _new(Answer, (*known, raw[end + 2 :]))
+        answer = self._codec.decode(raw)
+        told = self.replay(answer, source)
+        if raw[:1] == KEPT and end <= SHORT and b"content-encoding" not in dict(answer.headers):
+            if len(self._replays) >= KNOWN:
+                self._replays.clear()
+            self._replays[raw[:end]] = (told.status, told.headers)
+        return told
 
     def replay(self, answer: Answer, source: Any) -> Answer:
         """A stored answer as it goes to a retry, in a coding that the client reads."""
@@ -356,9 +393,9 @@ class LocalAnswers:
         self._lasts = min(seconds, milliseconds(settings.ttl, "ttl") / 1000 / 2)
         self._found: OrderedDict[tuple[bytes, str, bytes], tuple[float, Answer]] = OrderedDict()
 
-    def get(self, job: Job) -> Answer | None:
+    def get(self, key: Key, fingerprint: bytes) -> Answer | None:
         """The answer, if it is at hand."""
-        name = (job.key.scope.prefix, job.key.name, job.fingerprint)
+        name = (key.scope.prefix, key.name, fingerprint)
         found = self._found.get(name)
         if found is None:
             return None

@@ -104,10 +104,13 @@ class IdempotencyMiddleware:
         owner = identify(rules, self.store, facts)
         body = wsgi_body(facts.source, rules.settings.max_body_bytes, rules.body_seconds)
         job = rules.job(key, owner, facts, body)
-        if rules.local is not None and (at_hand := rules.local.get(job)) is not None:
+        if (
+            rules.local is not None
+            and (at_hand := rules.local.get(job.key, job.fingerprint)) is not None
+        ):
             return rules.replay(at_hand, facts.source)
         try:
-            if rules.limits.wait(job) is not None:
+            if rules.limits.wait(job.key) is not None:
                 run(rules.limits.check(job), self.store)
             opened = rules.opened(job, open_claim(self.store, job), facts.source)
         except OncekeyError as error:

@@ -14,7 +14,7 @@ from oncekey.errors import PolicyError, StoreClosedError, StoreFullError
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Scope, State, Terms, check_text
 from oncekey.stores._waiters import Waiters
 
-__all__ = ["SHARDS", "Slot", "Table", "pack", "replay", "unpack"]
+__all__ = ["SHARDS", "Slot", "Table", "completed", "pack", "replay", "unpack"]
 
 SHARDS: Final = 1021  # a prime: the low bits of a hash are what each dict places its keys by
 SHORT_SCOPES: Final = 65_536
@@ -60,6 +60,24 @@ def unpack(slot: Slot) -> Record:
     return tuple.__new__(Record, fields)
 
 
+def completed(
+    slot: Slot | None, owner: bytes, fence: int, answer: bytes, terms: Terms, now: int
+) -> bytes | None:
+    """What most completions write: ``settle`` and ``pack`` in one. ``None``: the tables decide."""
+    if type(slot) is not Record:
+        return None
+    _, holder, held, mark, _, expires_at, _, attempts, _ = slot  # pending: others are packed
+    if held != fence or holder != owner:
+        return None
+    _, ttl_ms, skew_ms, remember_ms, sticky = terms
+    if not sticky:
+        expires_at = now + ttl_ms
+    purge_at = expires_at + skew_ms + remember_ms
+    sizes = len(owner), len(mark), True
+    head = _pack_head(fence, expires_at, purge_at, attempts, _COMPLETED, *sizes)
+    return head + owner + mark + answer
+
+
 def replay(raw: bytes, fingerprint: bytes, terms: Terms, now: int) -> ClaimReply | None:
     """What most copies get, straight from a packed record. ``None``: the tables decide."""
     fence, expires_at, _, attempts, state, owners, prints, answered = _unpack_head(raw)
@@ -67,7 +85,7 @@ def replay(raw: bytes, fingerprint: bytes, terms: Terms, now: int) -> ClaimReply
         return None
     cut = _HEAD_BYTES + owners
     end = cut + prints
-    if prints and fingerprint and raw[cut:end] != fingerprint:
+    if prints and raw[cut:end] != fingerprint and fingerprint:
         return None
     fields = (_REPLAY, fence, 0, attempts, raw[end:] if answered else None, False, False)
     return tuple.__new__(ClaimReply, fields)

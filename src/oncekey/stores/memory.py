@@ -19,7 +19,7 @@ from oncekey.errors import StoreConfigError
 from oncekey.models import ClaimReply, Key, Record, Scope, State, Terms
 from oncekey.stores._answers import Answers
 from oncekey.stores._memory_browsing import AsyncBrowsing, Browsing
-from oncekey.stores._memory_table import SHARDS, Table, pack, replay, unpack
+from oncekey.stores._memory_table import SHARDS, Table, completed, pack, replay, unpack
 
 __all__ = ["AsyncMemoryStore", "MemoryBackend", "MemoryStore"]
 
@@ -67,8 +67,8 @@ class _OnTable(ClockInjectable):
     ) -> None:
         table = _table(name, max_entries)
         table.users += 1
-        self._see(table, clock)
         self._closed = False
+        self._see(table, clock)
 
     def _see(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -77,9 +77,13 @@ class _OnTable(ClockInjectable):
 
     def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock."""
-        view = object.__new__(type(self))
+        return self._view(self._table, clock)
+
+    @classmethod
+    def _view(cls, table: Table, clock: Clock) -> Self:
+        view = object.__new__(cls)
         view._closed = True  # not opened by it, so not closed by it
-        view._see(self._table, clock)
+        view._see(table, clock)
         return view
 
     def _marker(self, scope: Scope, terms: Terms) -> Callable[[str], bool]:
@@ -94,24 +98,41 @@ class _OnTable(ClockInjectable):
         slots = table.shards[place]
         while True:
             slot = slots.get(name)
-            if type(slot) is bytes:
+            if slot is None:
+                if len(slots) >= table.limits[place]:
+                    table.make_room(place, now_us // 1000)
+                reply, record = transitions.first(owner, fingerprint, terms, now_us)
+                if slots.setdefault(name, record) is record:
+                    return reply
+            elif type(slot) is bytes:
                 found = replay(slot, fingerprint, terms, now_us // 1000)
                 if found is not None:
                     return found
-            elif slot is None:
-                if len(slots) >= table.limits[place]:
-                    table.make_room(place, now_us // 1000)
-                reply, record = transitions.claim(None, owner, fingerprint, terms, now_us)
-                if record is not None and slots.setdefault(name, record) is record:
-                    return reply
             with table.lock:
                 slot = slots.get(name)
                 if slot is None:
                     continue  # swept meanwhile: without the lock, it is anybody's again
-                reply, record = transitions.claim(unpack(slot), owner, fingerprint, terms, now_us)
-                if record is not None:
-                    slots[name] = record
+                reply, new = transitions.claim(unpack(slot), owner, fingerprint, terms, now_us)
+                if new is not None:
+                    slots[name] = new
                 return reply
+
+    def _complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
+        table = self._table
+        scope = table.scopes.get(key.scope.prefix)
+        name = table.name(key) if scope is None else scope + key.name
+        slots = table.shards[hash(name) % SHARDS]
+        now = int(self._clock() * 1000)
+        with table.lock:
+            slot = slots.get(name)
+            packed = completed(slot, owner, fence, answer, terms, now)
+            if packed is not None:
+                slots[name] = packed
+        if packed is None:
+            return self._settle(_COMPLETE, key, owner, fence, terms, answer)
+        if table.waiters._waiting:
+            table.waiters.wake(name)
+        return True
 
     def _settle(
         self,
@@ -165,11 +186,8 @@ class MemoryStore(Browsing, _OnTable, Store, Sweepable, Markable):
 
     # As they are, not by another call; pyright holds the abstract method's self against them.
     claim = _OnTable._claim  # pyright: ignore[reportAssignmentType]
+    complete = _OnTable._complete  # pyright: ignore[reportAssignmentType]
     marker = _OnTable._marker  # pyright: ignore[reportAssignmentType]
-
-    def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
-        """See ``Store``."""
-        return self._settle(_COMPLETE, key, owner, fence, terms, answer)
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``Store``."""
@@ -227,6 +245,11 @@ class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markabl
 
     marker = _OnTable._marker  # pyright: ignore[reportAssignmentType]
 
+    def _see(self, table: Table, clock: Clock) -> None:
+        super()._see(table, clock)
+        if self.never_waits:
+            self.at_once = MemoryStore._view(table, clock)
+
     async def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply:
         """See ``AsyncStore``."""
         return self._claim(key, owner, fingerprint, terms)
@@ -235,7 +258,7 @@ class AsyncMemoryStore(AsyncBrowsing, _OnTable, Answers, AsyncSweepable, Markabl
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
     ) -> bool:
         """See ``AsyncStore``."""
-        return self._settle(_COMPLETE, key, owner, fence, terms, answer)
+        return self._complete(key, owner, fence, answer, terms)
 
     async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
         """See ``AsyncStore``."""
