@@ -47,15 +47,18 @@ import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey._core.call import is_async
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import AnyReceiver, methods_of, missing, webhook_lifespan
 from oncekey.errors import PolicyError
-from oncekey.http.asgi import IdempotencyMiddleware, LateMiddleware, claim_now
-from oncekey.http.entry import aready
+from oncekey.http.answer import Answer
+from oncekey.http.asgi import MARK, ASGIExchange, ASGIScope, IdempotencyMiddleware, Receive, Send
+from oncekey.http.entry import aidentify, aready
 from oncekey.http.header import MAX_KEY
+from oncekey.http.problems import Refusal
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
 
@@ -206,7 +209,7 @@ def idempotent(
         def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
             super().__init__(path, _after_dependencies(endpoint), **kwargs)
             # Not around self.app: FastAPI calls another one where a router is included.
-            self._guard = LateMiddleware(super().handle, opened, settings=given)
+            self._guard = _LateMiddleware(super().handle, opened, settings=given)
             if not methods.isdisjoint(self.methods or ()):
                 extra = dict(self.openapi_extra or {})
                 described = {
@@ -241,7 +244,7 @@ def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(endpoint)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
-        instead = await claim_now()
+        instead = await _claim_now()
         if instead is not None:
             return as_answer(instead)
         if awaited:
@@ -252,3 +255,64 @@ def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         # FastAPI would look for names in annotations among those of this module.
         guarded.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     return guarded
+
+
+# Where the application says when
+
+_LATER: ContextVar[ASGIExchange | None] = ContextVar("oncekey_later", default=None)
+
+
+async def _claim_now() -> Answer | None:
+    """Claim the key of the request that is being handled, where that was left to its endpoint.
+
+    Returns:
+        What to answer instead of running; ``None``: go on.
+    """
+    exchange = _LATER.get()
+    if exchange is None:
+        return None
+    _LATER.set(None)
+    try:
+        facts, rules = exchange.facts, exchange.rules
+        owner = await aidentify(rules, exchange.store, facts)
+        instead = await exchange.open(rules.job(exchange.key, owner, facts, exchange.body))
+    except Refusal as no:
+        return exchange.rules.refusal(no)
+    exchange.hold()
+    return instead
+
+
+class _LateMiddleware(IdempotencyMiddleware):
+    """Leaves it to the application to ``_claim_now``, when its own checks let a request through."""
+
+    async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """See the other. A handler that calls its own application has a key of its own."""
+        await self._with(_LATER.get() if MARK in scope else None, self.app(scope, receive, send))
+
+    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> ASGIExchange:
+        """See the other: nothing, before the application has said when."""
+        return ASGIExchange(self, scope, receive, send)
+
+    async def enter(self, exchange: ASGIExchange) -> Answer | None:
+        """Read the body: that is all for now."""
+        if not exchange.look():
+            return None
+        await exchange.read()
+        return None
+
+    async def run(self, exchange: ASGIExchange, child: ASGIScope) -> None:
+        """Run the application, as the one that will hold the key."""
+        # What the framework's checks find out stands in the scope that they are given.
+        exchange.facts = exchange.facts._replace(source=child)
+        exchange.source = child
+        await self._with(exchange, super().run(exchange, child))
+
+    @staticmethod
+    async def _with(exchange: ASGIExchange | None, work: Awaitable[None]) -> None:
+        """Let ``_claim_now`` find this request, and nobody after it: the endpoint may not run."""
+        before = _LATER.get()
+        _LATER.set(exchange)
+        try:
+            await work
+        finally:
+            _LATER.set(before)

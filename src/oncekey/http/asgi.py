@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from oncekey._core.call import Job, agive_up, aopen_claim, arecord, guarded, recorded_at_once
@@ -32,12 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASGIApp",
+    "ASGIExchange",
     "ASGIScope",
     "IdempotencyMiddleware",
-    "LateMiddleware",
     "Receive",
     "Send",
-    "claim_now",
     "send_answer",
 ]
 
@@ -101,7 +99,7 @@ class IdempotencyMiddleware:
             return
         try:
             found = self.at_once(scope, receive, send)
-            if isinstance(found, _Exchange):
+            if isinstance(found, ASGIExchange):
                 instead = None if found.claim is not None else await self.enter(found)
             else:
                 instead = found
@@ -114,7 +112,7 @@ class IdempotencyMiddleware:
         except ClientGoneError:
             return  # before its request was complete: nothing was begun
         # Not in the block above: what the application raises is its own affair.
-        if not isinstance(found, _Exchange) or instead is not None:
+        if not isinstance(found, ASGIExchange) or instead is not None:
             if self.admit is not None:
                 await self.admit(scope)
             await send_answer(send, instead)  # type: ignore[arg-type]
@@ -130,7 +128,7 @@ class IdempotencyMiddleware:
         """Let a request through that is not guarded, or not by this."""
         await self.app(scope, receive, send)
 
-    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> Answer | _Exchange:
+    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> Answer | ASGIExchange:
         """All that can be done without waiting: a replay, or an exchange to ``enter``.
 
         Which has its claim already if the request is plain to see, its body here, and the store in
@@ -142,7 +140,7 @@ class IdempotencyMiddleware:
         rules = self.rules
         seen = rules.at_sight(scope)
         if seen is None:
-            return _Exchange(self, scope, receive, send)
+            return ASGIExchange(self, scope, receive, send)
         key, head = seen
         body = asgi_begun(receive, rules.most)
         mark = json_mark(head, body) if isinstance(body, bytes) else None
@@ -161,7 +159,7 @@ class IdempotencyMiddleware:
                         return rules.replayed(reply.answer, scope)
                 except OncekeyError as error:
                     raise rules.failure(error) from None
-        exchange = _Exchange(self, scope, receive, send)
+        exchange = ASGIExchange(self, scope, receive, send)
         if mark is None:
             exchange.begun = body
             return exchange
@@ -173,7 +171,7 @@ class IdempotencyMiddleware:
             rules.limits.count(exchange.claim)
         return exchange
 
-    async def enter(self, exchange: _Exchange) -> Answer | None:
+    async def enter(self, exchange: ASGIExchange) -> Answer | None:
         """Claim the key, or say what to answer instead.
 
         Raises:
@@ -190,7 +188,7 @@ class IdempotencyMiddleware:
         await exchange.read()
         return await exchange.open(rules.job(exchange.key, owner, exchange.facts, exchange.body))
 
-    async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
+    async def run(self, exchange: ASGIExchange, child: ASGIScope) -> None:
         """Run the application, as the one that holds the key."""
         try:
             exchange.hold()
@@ -212,7 +210,7 @@ class IdempotencyMiddleware:
             await exchange.record(None)  # the application stopped halfway, as if it was done
             await exchange.begin()
 
-    async def _failed(self, exchange: _Exchange, error: BaseException) -> bool:
+    async def _failed(self, exchange: ASGIExchange, error: BaseException) -> bool:
         """The application raised. True: that is all that there is to say of it."""
         claim = exchange.claim
         if claim is None:
@@ -228,7 +226,7 @@ class IdempotencyMiddleware:
         return lost  # stopped in the middle of its answer, which ends here
 
 
-class _Exchange(Exchange):
+class ASGIExchange(Exchange):
     """One guarded request: gives the body to the application, and keeps what it answers.
 
     Attributes:
@@ -451,64 +449,3 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
         fields.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": b"" if head else body})
-
-
-# Where the application says when
-
-_LATER: ContextVar[_Exchange | None] = ContextVar("oncekey_later", default=None)
-
-
-async def claim_now() -> Answer | None:
-    """Claim the key of the request that is being handled, where that was left to its endpoint.
-
-    Returns:
-        What to answer instead of running; ``None``: go on.
-    """
-    exchange = _LATER.get()
-    if exchange is None:
-        return None
-    _LATER.set(None)
-    try:
-        facts, rules = exchange.facts, exchange.rules
-        owner = await aidentify(rules, exchange.store, facts)
-        instead = await exchange.open(rules.job(exchange.key, owner, facts, exchange.body))
-    except Refusal as no:
-        return exchange.rules.refusal(no)
-    exchange.hold()
-    return instead
-
-
-class LateMiddleware(IdempotencyMiddleware):
-    """Leaves it to the application to ``claim_now``, when its own checks let a request through."""
-
-    async def pass_on(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """See the other. A handler that calls its own application has a key of its own."""
-        await self._with(_LATER.get() if MARK in scope else None, self.app(scope, receive, send))
-
-    def at_once(self, scope: ASGIScope, receive: Receive, send: Send) -> _Exchange:
-        """See the other: nothing, before the application has said when."""
-        return _Exchange(self, scope, receive, send)
-
-    async def enter(self, exchange: _Exchange) -> Answer | None:
-        """Read the body: that is all for now."""
-        if not exchange.look():
-            return None
-        await exchange.read()
-        return None
-
-    async def run(self, exchange: _Exchange, child: ASGIScope) -> None:
-        """Run the application, as the one that will hold the key."""
-        # What the framework's checks find out stands in the scope that they are given.
-        exchange.facts = exchange.facts._replace(source=child)
-        exchange.source = child
-        await self._with(exchange, super().run(exchange, child))
-
-    @staticmethod
-    async def _with(exchange: _Exchange | None, work: Awaitable[None]) -> None:
-        """Let ``claim_now`` find this request, and nobody after it: the endpoint may not be run."""
-        before = _LATER.get()
-        _LATER.set(exchange)
-        try:
-            await work
-        finally:
-            _LATER.set(before)
