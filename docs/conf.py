@@ -32,6 +32,9 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"oncekey {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_js_files = ["tables.js"]
 html_show_sourcelink = False
 # The prompt of an interpreter is not copied, and neither is what it printed.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -46,9 +49,12 @@ autodoc_preserve_defaults = True
 autodoc_mock_imports = [
     "a2a",
     "aiohttp",
+    "asgiref",
     "asyncpg",
+    "celery",
     "cryptography",
     "django",
+    "dramatiq",
     "fastapi",
     "flask",
     "google",
@@ -94,7 +100,22 @@ def write_cookbook(app: Sphinx) -> None:
     cookbook.write(Path(app.srcdir, "providers"))
 
 
+def show_fences(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Blocks between fences, as docstrings of modules have them, become blocks of code."""
+    inside = False
+    for at, line in enumerate(lines):
+        if line.startswith("```"):
+            inside = not inside
+            lines[at] = ".. code-block:: python\n" if inside else ""
+        elif inside:
+            lines[at] = f"   {line}" if line else ""
+    lines[:] = "\n".join(lines).split("\n")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
     app.connect("builder-inited", write_cookbook)
+    app.connect("autodoc-process-docstring", show_fences)
     app.connect("source-read", drop_empty_sections)
