@@ -60,11 +60,13 @@ autodoc_mock_imports = [
     "google",
     "litestar",
     "mcp",
+    "multidict",
     "opentelemetry",
     "prometheus_client",
     "psycopg",
     "redis",
     "starlette",
+    "werkzeug",
 ]
 
 napoleon_google_docstring = True
@@ -100,22 +102,33 @@ def write_cookbook(app: Sphinx) -> None:
     cookbook.write(Path(app.srcdir, "providers"))
 
 
-def show_fences(
+def show_code(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Blocks between fences, as docstrings of modules have them, become blocks of code."""
-    inside = False
-    for at, line in enumerate(lines):
+    """Blocks of code in docstrings are shown as code: between fences, or indented in a module's."""
+    shown: list[str] = []
+    fenced = indented = False
+    for line in lines:
         if line.startswith("```"):
-            inside = not inside
-            lines[at] = ".. code-block:: python\n" if inside else ""
-        elif inside:
-            lines[at] = f"   {line}" if line else ""
-    lines[:] = "\n".join(lines).split("\n")
+            fenced = not fenced
+            shown += [".. code-block:: python", ""] if fenced else [""]
+            continue
+        if fenced:
+            shown.append(f"   {line}" if line else "")
+            continue
+        starts = what == "module" and line.startswith("    ") and not (shown and shown[-1])
+        told = next((one for one in reversed(shown) if one), "").endswith("::")  # already code
+        if starts and not indented and not told:
+            shown += [".. code-block:: python", ""]
+            indented = True
+        elif line and not line.startswith(" "):
+            indented = False
+        shown.append(line)
+    lines[:] = shown
 
 
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
     app.connect("builder-inited", write_cookbook)
-    app.connect("autodoc-process-docstring", show_fences)
+    app.connect("autodoc-process-docstring", show_code)
     app.connect("source-read", drop_empty_sections)

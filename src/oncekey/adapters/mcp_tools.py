@@ -1,18 +1,16 @@
 """MCP tools that take effect once for each set of arguments, however often a model calls them.
 
-```python
-from mcp.server.mcpserver import Context, MCPServer
-from oncekey import AsyncOnce
-from oncekey.adapters.mcp_tools import once_tool
+    from mcp.server.mcpserver import Context, MCPServer
+    from oncekey import AsyncOnce
+    from oncekey.adapters.mcp_tools import once_tool
 
-server = MCPServer("shop")
-once = AsyncOnce("sqlite:///tools.db", ttl=600)
+    server = MCPServer("shop")
+    once = AsyncOnce("sqlite:///tools.db", ttl=600)
 
-@server.tool()
-@once_tool(once, key="order_id")
-async def refund(order_id: str, cents: int, ctx: Context) -> dict:
-    return {"order": order_id, "refunded": cents}
-```
+    @server.tool()
+    @once_tool(once, key="order_id")
+    async def refund(order_id: str, cents: int, ctx: Context) -> dict:
+        return {"order": order_id, "refunded": cents}
 
 A client that lost an answer, or a model that is not sure, calls a tool again with the same
 arguments and a new request id: the id says nothing, the arguments say what is to be done. So they
