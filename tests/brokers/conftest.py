@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,14 +75,21 @@ def _await(port: int, server: subprocess.Popen[bytes], home: Path) -> None:
 
 @pytest.fixture(scope="session")
 def aws() -> Iterator[str]:
-    """The address of moto's server: an emulator, not AWS."""
-    from moto.server import ThreadedMotoServer
+    """The address of moto's server: an emulator, not AWS.
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    It answers one request at a time: its conditional writes are not atomic between threads.
+    """
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ from oncekey.instrument import Event, EventKind
 from oncekey.instrument.logging import LEVELS
 from oncekey.receiver import ReceiverSettings
 from oncekey.resilience import Breaker, resilient
+from oncekey.stores.dynamodb import DynamoDBStore
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -81,6 +82,7 @@ SECTIONS: dict[str, list[Callable[..., Any]]] = {
         AsyncPostgresStore.create_schema,
     ],
     "Redis stores": [RedisStore, AsyncRedisStore],
+    "DynamoDB stores": [DynamoDBStore],
     "connect and aconnect": [connect, aconnect],
     "resilient": [resilient, Breaker],
 }

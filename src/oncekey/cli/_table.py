@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "sweep": Command("look", "sweep", "remove records past their time, now"),
     "reconcile": Command("look", "reconcile", "make a store whole after an outage; what slipped"),
     "plan": Command("set up", "plan", "work out the memory, disk and writes that a load needs"),
-    "migrate": Command("set up", "migrate", "make or update the tables of a PostgreSQL store"),
+    "migrate": Command("set up", "migrate", "make or update the tables of a store"),
     "conformance": Command("set up", "conformance", "check that a store keeps the contract"),
     "lab": Command("set up", "lab", "break things around a receiver or store, and see what holds"),
     "providers": Command("hooks", "providers", "list the webhook providers that are known"),

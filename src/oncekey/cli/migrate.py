@@ -17,9 +17,10 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "migrate",
-        help="make or update the tables of a PostgreSQL store",
+        help="make or update the tables of a store",
         description="Makes the tables of oncekey in the database at URL, or brings them up to "
-        "date. Running it again is harmless. In two steps for an upgrade without a pause: "
+        "date; for dynamodb:// the table and its TTL. Running it again is harmless. In two steps "
+        "for an upgrade of PostgreSQL without a pause: "
         "--step pre before the new code is deployed, --step post once only the new code runs.",
     )
     add_store(parser)
@@ -49,8 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         out.json({"sql": sql}) if out.as_json else print(sql, end="")
         return 0
     url = store_url(arguments)
+    if url.startswith("dynamodb:"):
+        return _migrate_dynamodb(url, arguments, out)
     if not url.startswith("postgres"):
-        raise StoreConfigError("only postgresql:// has tables to make beforehand")
+        raise StoreConfigError("only postgresql:// and dynamodb:// have tables to make beforehand")
     if arguments.inbox:
         return asyncio.run(_migrate_inbox(url, arguments.check, out))
     from oncekey.stores.postgres import open_sync
@@ -67,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
             partitions=arguments.partitions,
             row_security=arguments.row_security,
         )
+    return _told(done, out)
+
+
+def _told(done: list[str], out: Output) -> int:
     if out.as_json:
         out.json({"applied": done})
         return 0
@@ -75,6 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
     applied = f"{len(done)} migrations applied"
     out.line(applied if done else "nothing to do: the schema is up to date")
     return 0
+
+
+def _migrate_dynamodb(url: str, arguments: argparse.Namespace, out: Output) -> int:
+    """Make the table. It has no versions to check, and no partitions of ours."""
+    from oncekey.stores.dynamodb import open_sync
+
+    for name in ("step", "partitions", "row_security", "check", "inbox"):
+        if getattr(arguments, name):
+            flag = "--" + name.replace("_", "-")
+            raise StoreConfigError(f"{flag} is for postgresql:// only: leave it out")
+    with open_sync(url, {}) as store:
+        return _told(store.create_schema(), out)
 
 
 async def _migrate_inbox(url: str, check: bool, out: Output) -> int:

@@ -7,7 +7,7 @@ import warnings
 from importlib import import_module
 from typing import Final
 
-from oncekey.abc import Browsable, Store
+from oncekey.abc import Browsable, Store, Sweepable
 from oncekey.doctor.findings import Report, Severity
 from oncekey.doctor.racing import KEYS, RACERS, race
 from oncekey.errors import StoreConfigError, StoreError
@@ -92,13 +92,18 @@ def _sweeping(store: Store, report: Report) -> None:
     found = stats(store)
     ended = found.situations.get("ended", 0)
     lag = found.sweep_lag or 0.0
+    swept = isinstance(store, Sweepable)
+    patience = 3600 if swept else 3 * 86_400  # a TTL of the store's own, as DynamoDB's, takes days
     report.judge(
         "sweeping",
         Severity.WARNING,
-        ended > MANY and ended > found.records / 2 and lag > 3600,
+        ended > MANY and ended > found.records / 2 and lag > patience,
         f"{ended} of {found.records} records are past their time, the oldest by {lag / 3600:.1f} h",
         "run oncekey sweep; records are swept by calls that make new ones, so see that those come, "
-        "and that the store may delete",
+        "and that the store may delete"
+        if swept
+        else "the store itself should remove them: run oncekey migrate, which switches DynamoDB's "
+        "TTL on",
     )
 
 

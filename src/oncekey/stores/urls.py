@@ -20,9 +20,10 @@ _STORES: Final = {  # the module in oncekey.stores: the schemes of its URLs
     "postgres": "postgresql postgres postgresql+psycopg postgresql+asyncpg",
     "redis": "redis rediss redis+cluster rediss+cluster redis+sentinel rediss+sentinel "
     "valkey valkeys unix",
+    "dynamodb": "dynamodb",
 }
 SCHEMES: Final = {scheme: store for store, names in _STORES.items() for scheme in names.split()}
-_EXTRAS: Final = ("postgres", "redis")  # stores whose driver an extra of that name brings
+_EXTRAS: Final = ("postgres", "redis", "dynamodb")  # extras, and the stores that need them
 GROUP: Final = "oncekey.stores"
 _OTHER_DRIVERS: Final = {
     "postgresql+psycopg2": "postgresql+psycopg",
@@ -37,7 +38,8 @@ def connect(url: str, **options: Any) -> Store:
     Args:
         url: ``memory://``, ``memory://name`` (shared in this process), ``sqlite:///file.db``,
             ``postgresql://user@host/database``, ``redis://host:6379/0`` (also ``redis+cluster``,
-            ``redis+sentinel`` and ``unix``), or the scheme of an installed plug-in.
+            ``redis+sentinel`` and ``unix``), ``dynamodb://table?region=eu-west-1``, or the scheme
+            of an installed plug-in.
         **options: What the store's class takes, such as ``durability="normal"``.
 
     Raises:
