@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from oncekey._core import call as engine
+from oncekey._core.at_hand import FunctionAnswers, acached, cached
 from oncekey._core.binding import (
     Binding,
     KeySource,
@@ -23,7 +24,7 @@ from oncekey._core.codec import Codec
 from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import Claim, Plan
 from oncekey._core.notes import PendingCall
-from oncekey._core.placement import FRESH, UnguardedWarning, check_placed
+from oncekey._core.placement import FRESH, UnguardedWarning, check_placed, refuse_generators
 from oncekey._core.transact import (
     AsyncTransaction,
     ErrorAnswer,
@@ -73,14 +74,6 @@ def current_claim() -> Claim:
     return claim
 
 
-def _refuse_generators(function: Callable[..., Any]) -> None:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise BackendMismatchError(
-            f"{function.__qualname__} is a generator, whose values can't be replayed: return a "
-            "list of them"
-        )
-
-
 class _Base:
     """What both forms share: the policy, and how options override it."""
 
@@ -116,18 +109,22 @@ class _Base:
             made.alone = names.take(self.store, scope, code)
         return made
 
-    def runner(self, transactional: bool, on: Any) -> Callable[..., Any]:
+    def runner(
+        self, transactional: bool, on: Any, options: PolicyOptions | None = None
+    ) -> Callable[..., Any]:
         """What runs a job: gives the result, or something to await for it.
 
         It takes the job, the function and its arguments, as a tuple and a dict.
 
         Raises:
             TransactionRefusedError: ``transactional``, and the store has no transactions.
+            PolicyError: ``transactional``, with an option that is not for transactions.
         """
         store = self.store
         if not transactional:
             return functools.partial(self._call, store)
         check_transactional(store)
+        self.policy.but(options or {}).check_transactional()
         call = self._call_in_transaction
 
         def run(job: engine.Job, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -151,6 +148,11 @@ class _Base:
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             binding = self.bind(function, key, ignore, options, name)
+            policy = self.policy.but(options)
+            if policy.cache_entries:
+                answers = FunctionAnswers(policy.cache_entries, policy.cache_seconds, policy.ttl)
+                at_hand = self._cached(run, answers)
+                return functools.wraps(function)(self._wrapper(binding, at_hand, function))
             return functools.wraps(function)(self._wrapper(binding, run, function))
 
         return decorate
@@ -158,6 +160,7 @@ class _Base:
     # What the two forms differ in.
     _call: Callable[..., Any]
     _call_in_transaction: Callable[..., Any]
+    _cached: Callable[..., Any]
 
     def _check(self, function: Callable[..., Any]) -> None:
         raise NotImplementedError
@@ -168,12 +171,21 @@ class _Base:
         raise NotImplementedError
 
     def _block(
-        self, key: str, payload: object, options: PolicyOptions, returns: Any = None
+        self,
+        key: str,
+        payload: object,
+        options: PolicyOptions,
+        returns: Any = None,
+        transactional: bool = False,
     ) -> engine.Job:
         policy = self.policy.but(options)
+        if transactional:
+            policy.check_transactional()
         mark = b"" if payload is None else fingerprint(payload)
         name = Key(block_scope(self._scope), key_name(key, "key"))
-        return engine.Job(name, mark, Plan.of(policy), Codec(returns or Any), "guard")
+        codec = Codec(returns or Any)
+        codec.errors = policy.replay_errors
+        return engine.Job(name, mark, Plan.of(policy), codec, "guard")
 
 
 class Once(_Base):
@@ -252,11 +264,12 @@ class Once(_Base):
                 method, would have the same keys.
             PolicyError: It is no function, or a route or task already: the guard belongs below.
         """
-        run = self.runner(transactional, on)
+        run = self.runner(transactional, on, options)
         return self._decorator(bare, key, name, ignore, options, run)
 
     _call = staticmethod(engine.call)
     _call_in_transaction = staticmethod(call_in_transaction)
+    _cached = staticmethod(cached)
 
     def _wrapper(
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
@@ -271,7 +284,7 @@ class Once(_Base):
         return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
-        _refuse_generators(function)
+        refuse_generators(function)
         if engine.is_async(function):
             raise BackendMismatchError(
                 f"{getattr(function, '__qualname__', function)} is async: use AsyncOnce with "
@@ -326,7 +339,7 @@ class Once(_Base):
         """
         check_transactional(self.store)
         return Transaction(
-            self.store, on, self._block(key, payload, options, returns), error_answer
+            self.store, on, self._block(key, payload, options, returns, True), error_answer
         )
 
     def guard(
@@ -401,11 +414,12 @@ class AsyncOnce(_Base):
         **options: Unpack[PolicyOptions],
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function. See ``Once``."""
-        run = self.runner(transactional, on)
+        run = self.runner(transactional, on, options)
         return self._decorator(bare, key, name, ignore, options, run)
 
     _call = staticmethod(engine.acall)
     _call_in_transaction = staticmethod(acall_in_transaction)
+    _cached = staticmethod(acached)
 
     def _wrapper(
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
@@ -420,7 +434,7 @@ class AsyncOnce(_Base):
         return wrapper
 
     def _check(self, function: Callable[..., Any]) -> None:
-        _refuse_generators(function)
+        refuse_generators(function)
         if not engine.is_async(function):
             raise BackendMismatchError(
                 f"{getattr(function, '__qualname__', function)} is not async: use Once with "
@@ -462,7 +476,7 @@ class AsyncOnce(_Base):
         """Guard a block exactly once with ``async with``. See ``Once.transaction``."""
         check_transactional(self.store)
         return AsyncTransaction(
-            self.store, on, self._block(key, payload, options, returns), error_answer
+            self.store, on, self._block(key, payload, options, returns, True), error_answer
         )
 
     def guard(

@@ -9,7 +9,7 @@ from datetime import timedelta
 from math import isfinite
 from typing import Any, Literal, TypedDict
 
-from oncekey.errors import PolicyError
+from oncekey.errors import OncekeyError, PolicyError
 from oncekey.models import Terms
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "OnOutage",
     "Policy",
     "PolicyOptions",
+    "check_errors",
     "check_names",
     "check_on_cancel",
     "check_on_outage",
@@ -71,6 +72,13 @@ class Policy:
             once that the call is in flight. ``None``: any number.
         max_run: How long a live worker may keep renewing. ``None``: as long as it lives.
         max_answer_bytes: Larger answers are not kept: the work still counts as done.
+        compress_above: Longer answers are compressed with zlib, where that makes them shorter.
+            ``None``: none is. Versions before this one can't read such an answer.
+        cache_entries: How many answers of a function this process keeps at hand to replay without
+            asking the store. 0: none.
+        cache_seconds: How long it keeps them.
+        replay_errors: Types of errors that are the outcome of the work: such an error is recorded,
+            and raised again for later callers. Other errors free the key.
         skew: How far past its end an answer still replays.
         remember_expired: How long an expired key is refused as expired before it is forgotten.
             0: an expired key is a fresh one.
@@ -86,6 +94,10 @@ class Policy:
     max_waiters: int | None = None
     max_run: Duration | None = None
     max_answer_bytes: int = 1_048_576
+    compress_above: int | None = None
+    cache_entries: int = 0
+    cache_seconds: Duration = 60
+    replay_errors: tuple[type[Exception], ...] = ()
     skew: Duration = 0
     remember_expired: Duration = 0
     retry_safe: bool = False
@@ -100,6 +112,13 @@ class Policy:
             raise PolicyError(f"max_waiters can't be negative, got {self.max_waiters}")
         if self.max_answer_bytes < 0:
             raise PolicyError(f"max_answer_bytes can't be negative, got {self.max_answer_bytes}")
+        if self.compress_above is not None and self.compress_above < 0:
+            raise PolicyError(f"compress_above can't be negative, got {self.compress_above}")
+        if self.cache_entries < 0:
+            raise PolicyError(f"cache_entries can't be negative, got {self.cache_entries}")
+        milliseconds(self.cache_seconds, "cache_seconds")
+        if self.replay_errors != ():
+            object.__setattr__(self, "replay_errors", check_errors(self.replay_errors))
 
     def but(self, options: Mapping[str, Any]) -> Policy:
         """The same policy with some options changed.
@@ -110,6 +129,24 @@ class Policy:
         names = [field.name for field in fields(self)]
         check_names(options, names, "")
         return replace(self, **options)
+
+    def check_transactional(self) -> None:
+        """Refuse options that a transaction can't keep.
+
+        Raises:
+            PolicyError: There is one.
+        """
+        if self.replay_errors:
+            raise PolicyError(
+                "replay_errors is not for transactions: an error rolls back all that was written, "
+                "its record too. Leave it out; error_answer= of transaction() and of "
+                "IdempotencyStore.wrap records an answer for an error"
+            )
+        if self.cache_entries:
+            raise PolicyError(
+                "cache_entries is not for transactions: an answer counts only when your "
+                "transaction commits. Leave it out, or write cache_entries=0 here"
+            )
 
     def terms(self) -> Terms:
         """The part of the policy that stores see."""
@@ -131,10 +168,36 @@ class PolicyOptions(TypedDict, total=False):
     max_waiters: int | None
     max_run: Duration | None
     max_answer_bytes: int
+    compress_above: int | None
+    cache_entries: int
+    cache_seconds: Duration
+    replay_errors: tuple[type[Exception], ...]
     skew: Duration
     remember_expired: Duration
     retry_safe: bool
     sticky: bool
+
+
+def check_errors(given: object) -> tuple[type[Exception], ...]:
+    """The types of errors that are outcomes.
+
+    Raises:
+        PolicyError: One is no such type, or stands for nearly all.
+    """
+    kinds = (given,) if isinstance(given, type) else tuple(given)  # type: ignore[arg-type]
+    for kind in kinds:
+        if not isinstance(kind, type) or not issubclass(kind, Exception):
+            raise PolicyError(
+                f"replay_errors takes types of exceptions, as in replay_errors=(CardDeclined,), "
+                f"got {kind!r}"
+            )
+        if kind is Exception or issubclass(kind, OncekeyError):
+            why = "stands for any failure" if kind is Exception else "is oncekey's own"
+            raise PolicyError(
+                f"replay_errors can't name {kind.__name__}, which {why}: name the errors that are "
+                "final, such as a declined card"
+            )
+    return kinds
 
 
 def check_names(given: Iterable[str], names: Iterable[str], whose: str) -> None:
@@ -154,7 +217,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question after the name that is nearest to a wrong one; empty if none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), 1, 0.6)
+    names = list(known)
+    near = [one for one in names if name.startswith(f"{one}_")]  # ttl_seconds
+    near = near or get_close_matches(name, names, 1, 0.6)
     return f"; did you mean {near[0]!r}? There are" if near else "; there are"
 
 

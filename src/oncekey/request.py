@@ -17,6 +17,7 @@ from oncekey._core.arguments import (
     NO_KEY,
     Arguments,
     Callers,
+    DeclaredTerms,
     ToolContext,
     Whose,
     as_dict,
@@ -43,7 +44,7 @@ from oncekey._core.transact import (
 )
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend, Store
 from oncekey.adcp.peer import for_adcp_package
-from oncekey.adcp.profile import Rules, account_parts, keeps_of, session_parts, with_envelope
+from oncekey.adcp.profile import Rules, account_parts, enveloped, keeps_of, session_parts
 from oncekey.canonical import canonical_json_sha256
 from oncekey.errors import (
     BackendMismatchError,
@@ -117,6 +118,7 @@ class IdempotencyStore:
         lease_seconds: How long a dead worker's claim holds. Default: 30.
         in_flight_max_seconds: How long a live one may keep its claim. Default: an hour.
         max_answer_bytes: Larger answers are not kept; the call still counts as done.
+        compress_above: Longer answers are compressed with zlib in the store. ``None``: none is.
         raise_on_persist_error: Raise if an answer could not be stored, instead of a warning.
         on_cancel: What becomes of an async handler whose caller is cancelled: a client that hung
             up, a timeout. ``finish``: it goes on in a task of its own and its answer is stored, so
@@ -166,6 +168,7 @@ class IdempotencyStore:
         lease_seconds: float | None = None,
         in_flight_max_seconds: int | None = None,
         max_answer_bytes: int = 1_048_576,
+        compress_above: int | None = None,
         raise_on_persist_error: bool = False,
         on_cancel: OnCancel = "finish",
         ignore_defaults: bool = False,
@@ -200,28 +203,28 @@ class IdempotencyStore:
                 f"in_flight_max_seconds must be between lease_seconds ({lease}) and ttl_seconds "
                 f"({ttl_seconds}), got {longest}"
             )
-        self.backend, self.ttl_seconds = backend, ttl_seconds
+        self.backend, self.ttl_seconds, self._hash_fn = backend, ttl_seconds, hash_fn
         self.raise_on_persist_error = raise_on_persist_error
-        self._hash_fn = hash_fn
         leased = lease_seconds is not None or in_flight_max_seconds is not None
         self._states_lease = leased or profile != "classic"
         self.in_flight_max_seconds = longest
         self._salt = account_salt.encode() if isinstance(account_salt, str) else account_salt
         self._keeps = keeps_of(profile)
-        self._plan = Plan.of(
+        plan = Plan.of(
             Policy(
                 ttl=ttl_seconds,
                 lease=lease,
                 wait=wait_seconds if on_in_flight == "wait" else 0,
                 max_run=self.in_flight_max_seconds,
                 max_answer_bytes=max_answer_bytes,
+                compress_above=compress_above,
                 skew=SKEW_SECONDS if self.rules.reject_expired else 0,
                 remember_expired=REMEMBER_SECONDS if self.rules.reject_expired else 0,
             )
         )
+        self._plan = replace(plan, terms=DeclaredTerms(*plan.terms))
         self._limits = self.rules.limits(limits, clock)
-        self._warned: set[str] = set()
-        self._callers = Callers(join_scope)
+        self._warned, self._callers = set[str](), Callers(join_scope)
         store = backend
         if not isinstance(store, Store):
             store = as_async_store(store, "IdempotencyStore")
@@ -389,7 +392,7 @@ class IdempotencyStore:
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
-            return self._answer(params, *result) if self.rules.mark_replays else result[0]
+            return enveloped(params, *result) if self.rules.mark_replays else result[0]
 
         return asynchronous
 
@@ -415,7 +418,7 @@ class IdempotencyStore:
             except OncekeyError as error:
                 self._echo(error, params)
                 raise
-            return self._answer(params, *result) if self.rules.mark_replays else result[0]
+            return enveloped(params, *result) if self.rules.mark_replays else result[0]
 
         return synchronous
 
@@ -484,9 +487,6 @@ class IdempotencyStore:
         first = ("" if tenant is None else tenant, "" if principal is None else principal)
         scope = Scope("request", join_scope(*first, *account, *session))
         return Whose(scope, join_scope(*first, *account))
-
-    def _answer(self, params: dict[str, Any], value: Any, replayed: bool) -> Any:
-        return with_envelope(value, params.get("context"), replayed=replayed)
 
     def _echo(self, error: OncekeyError, params: dict[str, Any]) -> None:
         """The current request's context goes along with its error, to whichever server answers."""

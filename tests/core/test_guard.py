@@ -787,7 +787,7 @@ def test_misuse_names_the_fix(once: Once) -> None:
         once(f)
     with pytest.raises(InvalidKeyError, match=r"@once\(key="):
         once()
-    with pytest.raises(ValueError, match="no option 'ttl_seconds'; there are ttl"):
+    with pytest.raises(ValueError, match="no option 'ttl_seconds'; did you mean 'ttl'"):
         once(key="k", ttl_seconds=60)(f)
     with pytest.raises(ValueError, match="no option 'lesae'"):
         Once(MemoryStore(), lesae=5)

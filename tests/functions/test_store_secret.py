@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import sqlite3
 import threading
@@ -75,8 +76,8 @@ def test_a_digest_of_credentials_can_not_be_made_outside(tmp_path: Path) -> None
     for store in stores:
         store.close()
     for name in ("1.db", "2.db"):
-        rows = sqlite3.connect(tmp_path / name).iterdump()
-        assert PLAIN not in "\n".join(rows)
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
+            assert PLAIN not in "\n".join(database.iterdump())
 
 
 def test_a_secret_from_outside_needs_nothing_of_the_store() -> None:

@@ -139,6 +139,7 @@ class Binding:
         self.signature = inspect.signature(function)
         self.operation = getattr(function, "__qualname__", repr(function))
         self.codec = Codec.for_function(function)
+        self.codec.errors = policy.replay_errors
         self.plan = Plan.of(policy)
         self.scope = scope
         self.key = key

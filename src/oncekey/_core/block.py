@@ -13,6 +13,7 @@ from oncekey._core.heartbeat import Beat
 from oncekey._core.notes import PendingCall
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError
+from oncekey.policy import Duration
 
 __all__ = ["AsyncBlock", "Block", "OpenClaim"]
 
@@ -50,6 +51,15 @@ class OpenClaim:
     def lost(self) -> bool:
         """Whether another worker has taken the key over."""
         return self.claim is not None and self.claim.lost
+
+    @property
+    def ttl(self) -> float:
+        """How long this answer is replayed, in seconds. Set it in the block: see ``Claim.ttl``."""
+        return self._held().ttl
+
+    @ttl.setter
+    def ttl(self, value: Duration) -> None:
+        self._held().ttl = value
 
     def check(self) -> None:
         """Raise ``ClaimLostError`` if another worker has taken the key over."""

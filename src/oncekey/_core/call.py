@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from oncekey._core.codec import DONE, Codec, omitted
 from oncekey._core.drive import Flow, Op, arun, is_async, run
+from oncekey._core.failures import failure, is_outcome
 from oncekey._core.flows import (
     CURRENT,
     Claim,
@@ -26,6 +27,7 @@ from oncekey._core.flows import (
     won,
 )
 from oncekey._core.heartbeat import AsyncBeat, Beat
+from oncekey._core.packing import packed
 from oncekey._core.tasks import in_background, outliving, uncancelled
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import (
@@ -121,14 +123,26 @@ def _encode(job: Job, value: Any) -> bytes:
     except UnsupportedAnswerError as error:
         logger.warning("%s was done, but its answer can't be replayed: %s", job.operation, error)
         return omitted(None, str(error))
+    if len(answer) <= job.plan.max_answer_bytes:
+        return answer
+    return packed(answer) if len(answer) <= job.plan.pack_up_to else omitted(answer)
+
+
+def _encode_failure(job: Job, error: BaseException) -> bytes:
+    """The error to store as the outcome. One that can't be kept counts all the same."""
+    try:
+        answer = failure(error)
+    except UnsupportedAnswerError as why:
+        logger.warning("%s failed for good, but its error can't be kept: %s", job.operation, why)
+        return omitted(None, str(why))
     return answer if len(answer) <= job.plan.max_answer_bytes else omitted(answer)
 
 
 def _not_recorded(job: Job, error: StoreError) -> None:
-    """The handler succeeded, the store did not: warn, so that it is never silent."""
+    """The handler is done, the store failed: warn, so that it is never silent."""
     emit(EventKind.STORE_ERROR, job.key, job.operation, error=type(error).__name__)
     logger.warning(
-        "%s succeeded but its outcome could not be recorded (scope=%s key=%s): %s. "
+        "%s is done but its outcome could not be recorded (scope=%s key=%s): %s. "
         "A retry with this key may run it again",
         job.operation,
         job.key.scope.hash,
@@ -172,8 +186,14 @@ def _record(job: Job, claim: Claim, value: Any) -> Flow[Result]:
 
 
 def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[None]:
-    """Free the key after a failure, unless what the handler did is unknown."""
+    """Free the key after a failure, unless it is the outcome, or what was done is unknown."""
     if claim.settled or claim.lost:
+        return
+    if job.plan.replay_errors and is_outcome(error, job.plan.replay_errors):
+        try:
+            yield from complete(claim, _encode_failure(job, error), job.plan.monotonic)
+        except StoreError as failed:
+            _not_recorded(job, failed)
         return
     if not isinstance(error, Exception) and not job.plan.retry_safe:
         return  # cancelled or interrupted halfway: the lease decides when another may run

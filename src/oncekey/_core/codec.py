@@ -1,8 +1,9 @@
 """Answers as bytes: JSON, values that JSON lacks, models and dataclasses, given back as they were.
 
 One tag byte, then JSON. The tags: ``j`` JSON values, ``v`` values with those that JSON lacks (see
-``values``), ``e`` JSON with the exact time at which it ends (that, a newline, the JSON), ``o`` an
-answer that was not kept (the digest of what it was, or a newline and why).
+``values``), ``r`` an error that is the outcome (see ``failures``), ``z`` one of these compressed
+(see ``packing``), ``e`` JSON with the exact time at which it ends (that, a line end, JSON), ``o``
+an answer that was not kept (the digest of what it was, or a newline and why).
 Read but no longer written: ``d`` a container as the function declares it (``list[Model]``), and
 ``t`` a typed value (the type's name, a newline, the JSON).
 """
@@ -22,6 +23,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Union, get_args, get_origin
 
+from oncekey._core.failures import FAILED, rebuilt, shown_failure
+from oncekey._core.packing import PACKED, unpacked
 from oncekey._core.values import (
     HINT,
     TAGGED,
@@ -111,6 +114,9 @@ def is_plain(raw: bytes) -> bool:
 
 def decode_json(raw: bytes) -> Any:
     """The value of a stored answer as plain JSON, whatever type it had."""
+    raw = unpacked(raw)
+    if raw[:1] == FAILED:
+        return shown_failure(raw)
     value = _parsed(raw)
     return plain(value) if raw[:1] == b"v" else value
 
@@ -173,9 +179,11 @@ class Codec:
 
     Attributes:
         checked: ``check`` has nothing more to say.
+        errors: The types of errors that are outcomes, and may be built.
     """
 
     checked = False
+    errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, annotation: object = Any) -> None:
         self._annotation = annotation
@@ -243,6 +251,7 @@ class Codec:
 
         Raises:
             AnswerOmittedError: The work was done but its answer was not kept.
+            Exception: The work failed with it, and the guard declares it as an outcome.
             UnsupportedAnswerError: It can't be rebuilt here; the message says why.
             StoreCorruptError: The stored bytes are no answer.
         """
@@ -252,6 +261,10 @@ class Codec:
                 return _loaded(raw)
             except ValueError:
                 pass  # told below
+        elif tag == PACKED:
+            return self.decode(unpacked(raw))
+        elif tag == FAILED:
+            raise rebuilt(raw, self.errors)
         value = _parsed(raw)
         if tag in (DONE, b"e", b""):
             return value

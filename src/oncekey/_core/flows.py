@@ -18,10 +18,10 @@ from typing import Any
 from oncekey._core import notes, waiters
 from oncekey._core.drive import Flow, Op, Pause
 from oncekey._core.notes import PendingCall
-from oncekey.errors import ClaimLostError, StoreError, StoreTimeoutError
+from oncekey.errors import ClaimLostError, PolicyError, StoreError, StoreTimeoutError
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Terms
-from oncekey.policy import Policy, milliseconds
+from oncekey.policy import Duration, Policy, milliseconds
 
 __all__ = [
     "CURRENT",
@@ -63,6 +63,8 @@ class Plan:
     """A policy made ready for the engine: seconds as floats, terms for the store.
 
     Attributes:
+        max_answer_bytes: Answers up to so many bytes are stored as they are,
+        pack_up_to: and those up to so many compressed.
         claiming: Terms for the claim alone, where a record that gets no outcome is to be forgotten
             earlier than one that does.
     """
@@ -75,18 +77,22 @@ class Plan:
     max_waiters: int | None = None
     monotonic: Callable[[], float] = time.monotonic
     claiming: Terms | None = None
+    pack_up_to: int = 0
+    replay_errors: tuple[type[Exception], ...] = ()
 
     @classmethod
     def of(cls, policy: Policy) -> Plan:
         """Compile ``policy``."""
-        max_run = policy.max_run
+        max_run, most, packs = policy.max_run, policy.max_answer_bytes, policy.compress_above
         return cls(
             terms=policy.terms(),
             wait=milliseconds(policy.wait, "wait") / 1000,
             max_run=None if max_run is None else milliseconds(max_run, "max_run") / 1000,
-            max_answer_bytes=policy.max_answer_bytes,
+            max_answer_bytes=most if packs is None else min(packs, most),
             retry_safe=policy.retry_safe,
             max_waiters=policy.max_waiters,
+            pack_up_to=0 if packs is None else most,
+            replay_errors=policy.replay_errors,
         )
 
 
@@ -137,6 +143,30 @@ class Claim:
     def over(self) -> bool:
         """Whether no code runs under it any more."""
         return self.settled or self.ended or self.block() is None
+
+    @property
+    def ttl(self) -> float:
+        """How long the answer of this call is replayed, in seconds. Set it while the work runs.
+
+        Raises:
+            PolicyError: It is no duration or out of bounds; or the answer is recorded already; or
+                the guard is ``sticky``, whose time runs from the first claim.
+        """
+        return self.terms.ttl_ms / 1000
+
+    @ttl.setter
+    def ttl(self, value: Duration) -> None:
+        terms = self.terms
+        if self.over or terms.sticky:
+            why = "its time to live runs from the first claim" if terms.sticky else "it is recorded"
+            raise PolicyError(
+                f"the ttl of this answer can't be changed: {why}. Set it while the work runs, with "
+                "a guard that is not sticky"
+            )
+        lasts = milliseconds(value, "ttl", least=terms.shortest_ms)
+        if lasts > terms.longest_ms:
+            raise PolicyError(f"ttl must be at most {terms.longest_ms / 1000:g} s, got {value!r}")
+        self.terms = terms._replace(ttl_ms=lasts)
 
     def check(self) -> None:
         """Raise if the claim was lost. Call it before a step that can't be undone.

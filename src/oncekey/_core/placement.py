@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 import types
 import warnings
@@ -15,9 +16,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from oncekey.errors import PolicyError
+from oncekey.errors import BackendMismatchError, PolicyError
 
-__all__ = ["FRESH", "UnguardedWarning", "check_placed", "users_level"]
+__all__ = ["FRESH", "UnguardedWarning", "check_placed", "refuse_generators", "users_level"]
 
 # Packages that call what is registered with them: web frameworks, task queues, schedulers, tools.
 # fmt: off
@@ -50,6 +51,19 @@ def users_level() -> int:
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("oncekey."):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def refuse_generators(function: Callable[..., Any]) -> None:
+    """Refuse a function whose values come one by one.
+
+    Raises:
+        BackendMismatchError: It is one.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BackendMismatchError(
+            f"{function.__qualname__} is a generator, whose values can't be replayed: return a "
+            "list of them"
+        )
 
 
 class _Probe:

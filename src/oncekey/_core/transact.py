@@ -226,7 +226,9 @@ def check_transactional(store: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _plan(options: tuple[tuple[str, Any], ...]) -> Plan:
-    return Plan.of(Policy().but(dict(options)))
+    policy = Policy().but(dict(options))
+    policy.check_transactional()
+    return Plan.of(policy)
 
 
 @functools.lru_cache(maxsize=256)

@@ -363,7 +363,7 @@ class Block:
                 answer = _encode(job, value)
                 sent = perf_counter()
                 held: bool = yield from self._records.complete(
-                    connection, job.key, claim.owner, claim.fence, answer, job.plan.terms
+                    connection, job.key, claim.owner, claim.fence, answer, claim.terms
                 )
                 if not held:
                     claim.lost = True

@@ -34,6 +34,7 @@ __all__ = [
     "name_of",
     "plain",
     "reachable",
+    "subclasses",
     "validate",
 ]
 
@@ -254,7 +255,7 @@ def reachable(roots: Iterable[Any]) -> dict[str, type]:
         walk(root)
     for kind in list(found.values()):
         if not kind.__module__.startswith("pydantic"):  # a model of any kind would be everything
-            for derived in _subclasses(kind):
+            for derived in subclasses(kind):
                 found.setdefault(name_of(derived), derived)
     return found
 
@@ -266,11 +267,12 @@ def behind(kind: Any) -> Any:
     return kind.__value__ if type(kind).__name__ == "TypeAliasType" else None
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def subclasses(kind: type) -> Iterator[type]:
+    """All classes that are made of ``kind``, as far as they are imported."""
     derived: list[type] = type.__subclasses__(kind)
     for inner in derived:
         yield inner
-        yield from _subclasses(inner)
+        yield from subclasses(inner)
 
 
 def enum_named(name: str) -> type[enum.Enum] | None:

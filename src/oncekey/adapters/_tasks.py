@@ -46,7 +46,7 @@ def guarded_task(
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
     _check(key, in_flight, retry_seconds)
-    run = once.runner(transactional, on)
+    run = once.runner(transactional, on, options)
     # A worker that waits for another does nothing else meanwhile.
     options = {"wait": 0, **options}
 

@@ -102,7 +102,7 @@ def once_tool(
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
     # Long: most of it says what the options do.
-    run = once.runner(transactional, on)
+    run = once.runner(transactional, on, options)
     if check_on_cancel(on_cancel) == "release":
         options["retry_safe"] = True
     alone: set[asyncio.Task[Any]] = set()  # tools that go on without their client

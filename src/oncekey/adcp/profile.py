@@ -150,6 +150,11 @@ def keeps_of(profile: str) -> Callable[[Any], bool]:
     return is_stored if _PROFILES[profile] else no_error
 
 
+def enveloped(params: dict[str, Any], answer: Any, replayed: bool) -> Any:
+    """The answer to a request, with its envelope."""
+    return with_envelope(answer, params.get("context"), replayed=replayed)
+
+
 def with_envelope(answer: Any, context: Any, *, replayed: bool) -> Any:
     """A copy of an answer with ``replayed`` where it is one, and the current ``context``.
 

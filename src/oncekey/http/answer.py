@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from oncekey._core.codec import SEALED, Codec
+from oncekey._core.packing import PACKED, unpacked
 from oncekey.errors import AnswerOmittedError, StoreConfigError, StoreCorruptError
 
 __all__ = ["Answer", "AnswerCodec", "Fields", "fields_of"]
@@ -68,6 +69,8 @@ class AnswerCodec(Codec):
             status, *lines = raw[1:end].split(b"\n")
             fields: Any = tuple([tuple(line.split(b":", 1)) for line in lines])
             return tuple.__new__(Answer, (int(status), fields, raw[end + 2 :]))
+        if tag == PACKED:
+            return self.decode(unpacked(raw))
         if tag == b"o":  # an answer that outgrew the limit after all
             raise AnswerOmittedError("the request was done, but its answer was not kept")
         if tag == SEALED:

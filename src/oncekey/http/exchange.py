@@ -58,7 +58,7 @@ class Exchange:
     def settled(self, kept: Answer | None, result: Result) -> None:
         """The outcome is recorded: this one's, or another worker's."""
         if not (result.replayed and self.began_to_answer):
-            self.instead = self.rules.recorded(self.job, kept, result, self.source)
+            self.instead = self.rules.recorded(self.job, kept, result, self.source, self.claim)
 
     def unsettled(self, error: OncekeyError) -> None:
         """The outcome could not be recorded."""

@@ -44,6 +44,7 @@ class SettingsOptions(TypedDict, total=False):
     max_caller_bytes: int | None
     max_total_bytes: int | None
     max_answer_bytes: int
+    compress_above: int | None
     store_server_errors: bool | None
     store_status: Callable[[int], bool] | None
     stored_headers: Collection[str]

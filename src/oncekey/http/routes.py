@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 from oncekey._core.call import CURRENT, Job, Result, acall, call
 from oncekey._core.drive import arun, run
+from oncekey._core.flows import Claim
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import OncekeyError
 from oncekey.http.answer import Answer
@@ -84,6 +85,7 @@ class _Work:
 
     job: Job
     response: Any = None
+    claim: Claim | None = None
     kept: Answer | None = None
     raised = False  # by the view: an error that may look like one of the engine's
 
@@ -100,7 +102,8 @@ class _Work:
         return None if found is None else self.rules.replay(found, self.facts.source)
 
     def __call__(self) -> Answer | None:
-        self.rules.limits.count(CURRENT.get())
+        self.claim = CURRENT.get()
+        self.rules.limits.count(self.claim)
         try:
             return self._seen(self.view())
         except OncekeyError:
@@ -109,7 +112,8 @@ class _Work:
 
     async def awaited(self) -> Answer | None:
         """The same for a view that is awaited."""
-        self.rules.limits.count(CURRENT.get())
+        self.claim = CURRENT.get()
+        self.rules.limits.count(self.claim)
         try:
             return self._seen(await self.view())
         except OncekeyError:
@@ -123,7 +127,8 @@ class _Work:
 
     def given(self, result: Result) -> Any:
         """What to send: the view's own response, or an answer instead."""
-        instead = self.rules.recorded(self.job, self.kept, result, self.facts.source)
+        source = self.facts.source
+        instead = self.rules.recorded(self.job, self.kept, result, source, self.claim)
         return self.response if instead is None else instead
 
     def failed(self, error: Exception) -> Answer:

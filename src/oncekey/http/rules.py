@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey._core.at_hand import LocalAnswers
 from oncekey._core.call import Job, Result
 from oncekey._core.codec import DONE
 from oncekey._core.flows import Claim, Plan
@@ -39,12 +38,12 @@ from oncekey.http.header import KeyReader, is_plain_key, key_format, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
 from oncekey.models import ClaimReply, Key, Scope
-from oncekey.policy import check_names, milliseconds
+from oncekey.policy import check_names
 
 if TYPE_CHECKING:
     from oncekey.http.options import SettingsOptions
 
-__all__ = ["LocalAnswers", "Rules", "settings_of"]
+__all__ = ["Rules", "settings_of"]
 
 logger = logging.getLogger("oncekey")
 
@@ -88,7 +87,9 @@ class Rules:
         shown = settings.replay_header
         self._replayed = () if shown is None else ((shown.lower().encode(), b"true"),)
         self._exposed = b"Retry-After" if shown is None else f"{shown}, Retry-After".encode()
-        self.local = LocalAnswers(settings) if settings.cache_entries else None
+        self.local: LocalAnswers[Answer] | None = None
+        if settings.cache_entries:
+            self.local = LocalAnswers(settings.cache_entries, settings.cache_seconds, settings.ttl)
         plan = Plan.of(settings.policy())
         unsettled = plan.terms._replace(ttl_ms=min(plan.terms.ttl_ms, UNSETTLED_MS))
         self.plan = replace(plan, claiming=unsettled)
@@ -267,11 +268,18 @@ class Rules:
         fields = [(name, value) for name, value in headers if name in self._stored]
         return status, [one for one in fields if not re.search(rb"[\r\n]", one[1])], body
 
-    def recorded(self, job: Job, kept: Answer | None, result: Result, source: Any) -> Answer | None:
+    def recorded(
+        self,
+        job: Job,
+        kept: Answer | None,
+        result: Result,
+        source: Any,
+        claim: Claim | None = None,
+    ) -> Answer | None:
         """What to answer instead, once the outcome is recorded; ``None``: what was kept."""
         answer: Answer | None = result.value if result.replayed else kept
         if answer is not None and self.local is not None:
-            self.local.put(job, answer)
+            self.local.put(job, answer, None if claim is None else claim.ttl)
         # If it is a replay, another worker's outcome counts.
         return self.replay(result.value, source) if result.replayed else None
 
@@ -377,39 +385,3 @@ class Rules:
                 retry_after=UNAVAILABLE_RETRY,
             )
         return Refusal("key-invalid", str(error))
-
-
-class LocalAnswers:
-    """Answers that this process has seen, to replay without asking the store.
-
-    A stored answer never changes before it ends, so that a copy of it is as good, for a short
-    while. Only the same key with the same fingerprint finds one; everything else asks the store.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._most = settings.cache_entries
-        seconds = milliseconds(settings.cache_seconds, "cache_seconds") / 1000
-        # The store's clock and ours may run apart by a little.
-        self._lasts = min(seconds, milliseconds(settings.ttl, "ttl") / 1000 / 2)
-        self._found: OrderedDict[tuple[bytes, str, bytes], tuple[float, Answer]] = OrderedDict()
-
-    def get(self, key: Key, fingerprint: bytes) -> Answer | None:
-        """The answer, if it is at hand."""
-        name = (key.scope.prefix, key.name, fingerprint)
-        found = self._found.get(name)
-        if found is None:
-            return None
-        if found[0] <= time.monotonic():
-            self._found.pop(name, None)
-            return None
-        return found[1]
-
-    def put(self, job: Job, answer: Answer) -> None:
-        """Keep a recorded answer at hand."""
-        while len(self._found) >= self._most:
-            try:
-                self._found.popitem(last=False)
-            except KeyError:  # another thread was faster
-                break
-        name = (job.key.scope.prefix, job.key.name, job.fingerprint)
-        self._found[name] = (time.monotonic() + self._lasts, answer)

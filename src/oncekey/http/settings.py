@@ -106,6 +106,8 @@ class Settings:
             each process. Of more, only status and headers are kept. ``None``: all.
         max_total_bytes: The same for all callers together.
         max_answer_bytes: Of larger answers only status and headers are kept.
+        compress_above: Longer answers are compressed with zlib in the store, where that makes them
+            shorter. ``None``: none is.
         store_server_errors: Replay answers of 500 and above too. ``None``: as the profile says.
         store_status: Which statuses are stored, instead of the usual ones: 2xx, 3xx, 402, 409, 410.
         stored_headers: Names of more headers to keep.
@@ -155,6 +157,7 @@ class Settings:
     max_caller_bytes: int | None = 1_073_741_824
     max_total_bytes: int | None = 17_179_869_184
     max_answer_bytes: int = 1_048_576
+    compress_above: int | None = None
     store_server_errors: bool | None = None
     store_status: Callable[[int], bool] | None = None
     stored_headers: Collection[str] = ()
@@ -245,6 +248,7 @@ class Settings:
             max_run=self.max_run,
             # The body has a limit of its own; headers come on top.
             max_answer_bytes=self.max_answer_bytes + 65_536,
+            compress_above=self.compress_above,
         )
 
     def stores(self, status: int) -> bool:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from oncekey._core.codec import decode_json, is_plain, json_answer
 from oncekey._core.flows import new_owner
+from oncekey._core.packing import unpacked
 from oncekey.abc import AsyncStore, Clock, ClockInjectable, IdempotencyBackend
 from oncekey.errors import BackendMismatchError, StoreError
 from oncekey.models import (
@@ -138,6 +139,7 @@ class LegacyStore(AsyncStore, ClockInjectable):
         return found
 
     async def _put(self, key: Key, fingerprint: bytes, answer: bytes, expires_at: int) -> None:
+        answer = unpacked(answer)  # what this backend keeps is text
         response = decode_json(answer) if is_plain(answer) else None
         if not isinstance(response, dict):
             response = {_WRAPPED: answer.decode()}  # typed, omitted, or not an object
