@@ -6,6 +6,9 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+from oncekey.cli.explain import sections
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cookbook
@@ -127,8 +130,19 @@ def show_code(
     lines[:] = shown
 
 
+def check_errors(app: Sphinx, exception: Exception | None) -> None:
+    """Every name that ``oncekey explain`` knows is a section of the built page of errors."""
+    page = Path(app.outdir, "reference", "errors.html")
+    if exception is None and page.exists():
+        built = page.read_text("utf-8")
+        lost = [name for name in sections() if f'id="{name.lower()}"' not in built]
+        if lost:
+            raise ExtensionError(f"errors without a section in {page}: {lost}")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
     app.connect("builder-inited", write_cookbook)
     app.connect("autodoc-process-docstring", show_code)
     app.connect("source-read", drop_empty_sections)
+    app.connect("build-finished", check_errors)

@@ -72,6 +72,19 @@ def test_handlers_are_added_one_by_one() -> None:
     assert app.extensions["oncekey_webhooks"] == [webhooks]
 
 
+def test_options_of_all_urls_are_given_once(tmp_path: Path) -> None:
+    """Those of ``Webhooks`` hold at every URL, unless one says otherwise."""
+    webhooks = Webhooks(store=f"sqlite:///{tmp_path / 'hooks.db'}", transactional=True)
+    seen: list[int] = []
+    webhooks.on("/hooks", STRIPE, "paid")(lambda event, tx: seen.append(len(event.id)))
+    webhooks.on("/plain", STRIPE, "paid", transactional=False)(lambda event: seen.append(0))
+    app = Flask("shop")
+    webhooks.init_app(app)
+    assert deliver(app, "e1") == deliver(app, "e2", "/plain") == 200
+    assert seen == [2, 0]
+    webhooks.close()
+
+
 def test_a_handler_writes_in_the_transaction_of_the_mark(tmp_path: Path) -> None:
     """With ``transactional`` the handler gets ``tx``; a failed one leaves nothing, a retry all."""
     database = tmp_path / "shop.db"

@@ -101,6 +101,8 @@ class Webhooks:
     Args:
         app: The app, or ``None`` if ``init_app`` is called later.
         store: A sync store or a URL, for receivers that are made here.
+        options: Those of ``oncekey.receiver.Settings``, such as ``transactional=True``, for all
+            receivers that are made here; ``on`` and ``add`` may say otherwise for one URL.
 
     Example:
         >>> from oncekey.signatures import provider
@@ -121,8 +123,15 @@ class Webhooks:
         '200 OK'
     """
 
-    def __init__(self, app: Flask | None = None, *, store: Store | str | None = None) -> None:
+    def __init__(
+        self,
+        app: Flask | None = None,
+        *,
+        store: Store | str | None = None,
+        **options: Unpack[ReceiverOptions],
+    ) -> None:
         self._given = store
+        self._options = options
         self._store: Store | None = None
         self._receivers: dict[str, WebhookReceiver] = {}
         self._apps: weakref.WeakSet[Flask] = weakref.WeakSet()
@@ -158,7 +167,8 @@ class Webhooks:
         if rule in self._receivers:
             raise PolicyError(f"there is a receiver at {rule} already: add handlers to that one")
         if isinstance(source, Provider):
-            receiver = WebhookReceiver(source, self._shared_store(), **options)
+            both: ReceiverOptions = {**self._options, **options}
+            receiver = WebhookReceiver(source, self._shared_store(), **both)
         else:
             receiver = check_sync(source, "Flask")
             if options:
