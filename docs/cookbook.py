@@ -57,7 +57,7 @@ receiver.on()(lambda event: None)
 assert receiver.receive(*delivery).outcome == "handled"
 assert receiver.receive(*delivery.again()).outcome == "duplicate"
 ```"""
-SEND = """With the app above on port 8000 (`flask --app app run --port 8000`), this sends one event
+SEND = """With the app above in `app.py` (`flask --app app run --port 8000`), this sends one event
 three times. All copies get a 2xx, and the handler runs once:
 
 ```sh
