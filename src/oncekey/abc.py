@@ -364,9 +364,11 @@ class Transactional(_Transactions):
             StoreError: The database failed. Where the outcome of a commit is unknown, retry with
                 the same key: it is replayed, or done.
         """
-        from oncekey._core.transact import Transaction, job_for
+        from oncekey._core.transact import Transaction, job_for, switched
 
-        return Transaction(self, on, job_for(key, payload, scope, returns, options), error_answer)
+        return Transaction(
+            switched(self), on, job_for(key, payload, scope, returns, options), error_answer
+        )
 
 
 class AsyncTransactional(_Transactions):
@@ -411,10 +413,10 @@ class AsyncTransactional(_Transactions):
 
         Takes what the sync store's ``transaction`` takes, with asynchronous connections.
         """
-        from oncekey._core.transact import AsyncTransaction, job_for
+        from oncekey._core.transact import AsyncTransaction, job_for, switched
 
         job = job_for(key, payload, scope, returns, options)
-        return AsyncTransaction(self, on, job, error_answer)
+        return AsyncTransaction(switched(self), on, job, error_answer)
 
 
 class TransactionRecords(ABC):

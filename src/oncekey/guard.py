@@ -25,6 +25,7 @@ from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import Claim, Plan
 from oncekey._core.notes import PendingCall
 from oncekey._core.placement import FRESH, UnguardedWarning, check_placed, refuse_generators
+from oncekey._core.switch import GuardingOffWarning, switched
 from oncekey._core.transact import (
     AsyncTransaction,
     ErrorAnswer,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncOnce",
     "Claim",
+    "GuardingOffWarning",
     "Once",
     "OpenClaim",
     "PendingCall",
@@ -84,11 +86,12 @@ class _Base:
         self.policy = (policy or Policy()).but(options)
 
     def _see(self, on_outage: OnOutage | None, journal: JournalPath | None) -> None:
-        """See the store as this guard's word for outages says."""
+        """See the store as this guard's word for outages says, and the environment's switch."""
         if on_outage is not None or journal is not None:
             from oncekey.resilience.outage import seen_by
 
             self.store = seen_by(self.store, on_outage, journal)
+        self.store = switched(self.store)
 
     def bind(
         self,
@@ -149,7 +152,7 @@ class _Base:
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             binding = self.bind(function, key, ignore, options, name)
             policy = self.policy.but(options)
-            if policy.cache_entries:
+            if policy.cache_entries and not getattr(self.store, "off", False):
                 answers = FunctionAnswers(policy.cache_entries, policy.cache_seconds, policy.ttl)
                 at_hand = self._cached(run, answers)
                 return functools.wraps(function)(self._wrapper(binding, at_hand, function))

@@ -34,6 +34,7 @@ from oncekey._core.flows import Plan
 from oncekey._core.handlers import F, R, WrapOptions, without_tx
 from oncekey._core.limiter import KeyLimit, SharedKeyLimit, check_limits
 from oncekey._core.schema import Validate, check_schema
+from oncekey._core.switch import switched
 from oncekey._core.transact import (
     ErrorAnswer,
     acall_in_transaction,
@@ -206,8 +207,7 @@ class IdempotencyStore:
         self.backend, self.ttl_seconds, self._hash_fn = backend, ttl_seconds, hash_fn
         self.raise_on_persist_error = raise_on_persist_error
         leased = lease_seconds is not None or in_flight_max_seconds is not None
-        self._states_lease = leased or profile != "classic"
-        self.in_flight_max_seconds = longest
+        self._states_lease, self.in_flight_max_seconds = leased or profile != "classic", longest
         self._salt = account_salt.encode() if isinstance(account_salt, str) else account_salt
         self._keeps = keeps_of(profile)
         plan = Plan.of(
@@ -235,11 +235,11 @@ class IdempotencyStore:
             )
         if clock is not time.time and isinstance(store, ClockInjectable):
             store = store.with_clock(clock)
-        self._store: Store | AsyncStore = store
         if on_outage is not None or journal is not None:
             from oncekey.resilience.outage import seen_by
 
-            self._store = seen_by(store, on_outage, journal)
+            store = seen_by(store, on_outage, journal)
+        self._store: Store | AsyncStore = switched(store)
         check_limits(limits, self._store)
 
     def capability(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from zlib import crc32
 from oncekey._core.call import Job
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Plan, new_owner, tell_claimed
+from oncekey._core.switch import switched
 from oncekey._core.transact import check_transactional
 from oncekey.abc import Clock, ClockInjectable, Markable
 from oncekey.errors import (
@@ -138,6 +139,7 @@ class Deliveries(Generic[B]):
             self._store = self._store.with_clock(clock)  # a server's own is never replaced
         if on_outage is not None or journal is not None:
             self._store = self._seen(on_outage, journal)
+        self._store = switched(self._store)
 
     def _fit(self, backend: B) -> Any:
         """The backend as a store of this form."""

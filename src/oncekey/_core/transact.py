@@ -29,6 +29,7 @@ from oncekey._core.flows import (
 )
 from oncekey._core.in_hand import in_hand
 from oncekey._core.sources import C
+from oncekey._core.switch import switched
 from oncekey._core.tasks import deaf, in_background, uncancelled
 from oncekey._core.transaction_flow import (
     Ask,
@@ -63,6 +64,7 @@ __all__ = [
     "current_transaction",
     "in_transaction",
     "job_for",
+    "switched",
     "takes_parameter",
 ]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from oncekey._core.drive import arun, run
 from oncekey._core.limiter import check_limits
+from oncekey._core.switch import switched
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.http.facts import Facts
@@ -24,14 +26,15 @@ __all__ = ["aidentify", "aready", "identify", "ready"]
 S = TypeVar("S", bound=Store | AsyncStore)
 
 
-def _seen(store: S, settings: Settings) -> S:
-    """The store as these settings' word for outages says."""
+def _seen(store: S, settings: Settings) -> tuple[S, Settings]:
+    """The store as these settings' word for outages says, and the environment's switch."""
     check_limits(settings.limits, store)
-    if settings.on_outage is None and settings.journal is None:
-        return store
-    from oncekey.resilience.outage import seen_by
+    if settings.on_outage is not None or settings.journal is not None:
+        from oncekey.resilience.outage import seen_by
 
-    return seen_by(store, settings.on_outage, settings.journal)
+        store = seen_by(store, settings.on_outage, settings.journal)
+    used = switched(store)
+    return used, settings if used is store else replace(settings, cache_entries=0)
 
 
 def check_app(app: object, wants: int) -> None:
@@ -69,7 +72,7 @@ def ready(
     checked = settings_of(settings, options)
     opened = connect(store) if isinstance(store, str) else store
     if isinstance(opened, Store):
-        return _seen(opened, checked), checked
+        return _seen(opened, checked)
     raise BackendMismatchError(
         f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
         "SQLiteStore('file.db') or connect(url)"
@@ -83,7 +86,7 @@ def aready(
     checked = settings_of(settings, options)
     opened = aconnect(store) if isinstance(store, str) else store
     if isinstance(opened, AsyncStore):
-        return _seen(opened, checked), checked
+        return _seen(opened, checked)
     raise BackendMismatchError(
         f"this needs an async store, got {type(store).__name__}: pass a URL, AsyncMemoryStore(), "
         "AsyncSQLiteStore('file.db') or aconnect(url)"

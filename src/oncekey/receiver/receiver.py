@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, cast
 from oncekey._core.call import CURRENT, Result, acall, call, is_async
 from oncekey._core.drive import Flow, Op, arun, run
 from oncekey._core.limiter import check_limits
+from oncekey._core.switch import switched
 from oncekey._core.transact import (
     acall_in_transaction,
     call_in_transaction,
@@ -92,7 +93,7 @@ class _Receiver(Generic[S]):
             from oncekey.resilience.outage import seen_by
 
             seen = seen_by(store, settings.on_outage, settings.journal)
-        self._store = seen
+        self._store = seen = switched(seen)
         check_limits(settings.limits, seen)
         if settings.transactional:
             check_transactional(seen)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from oncekey._core.switch import VARIABLE as GUARDING
 from oncekey.errors import OncekeyError
 from oncekey.inbox.policy import TargetPolicy
 from oncekey.inbox.routing import Router
@@ -108,6 +109,9 @@ def settings_from(text: str, file: str, environ: Mapping[str, str]) -> ServerSet
         fault = Fault("", told, "See https://toml.io", int(place[1]) if place else None)
         raise ConfigError(file, [fault]) from None
     faults = Faults(lines_of(text))
+    if environ.get(GUARDING, "on") not in ("", "on"):
+        told = f"{GUARDING} is set, which is for development: a gateway is there to guard"
+        faults.add("", told, "Unset it")
     overlay(given, environ)
     settings = _Reading(faults, environ, Path(file).parent if text else Path()).settings(given)
     if faults.found or settings is None:
