@@ -40,8 +40,28 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
             .not_valid_before(now - dt.timedelta(days=1))
             .not_valid_after(now + dt.timedelta(days=1))
             .add_extension(x509.BasicConstraints(authority, None), critical=True)
+            # Python 3.13 refuses a certificate that names no keys, or an authority without a use.
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False
+            )
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), False)
         )
-        if not authority:
+        if authority:
+            uses = dict.fromkeys(
+                [
+                    "digital_signature",
+                    "content_commitment",
+                    "key_encipherment",
+                    "data_encipherment",
+                    "key_agreement",
+                    "encipher_only",
+                    "decipher_only",
+                ],
+                False,
+            )
+            usage = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **uses)
+            builder = builder.add_extension(usage, critical=True)
+        else:
             names = [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(signer, hashes.SHA256())
