@@ -108,6 +108,11 @@ def handler_of(caller: Caller) -> Callable[..., Any]:
     return awaits
 
 
+def options_of(way: Way) -> dict[str, Any]:
+    """For connections that a handler uses in a thread of its own."""
+    return {"check_same_thread": False} if way.library == "sqlite3" else {}
+
+
 def passed(caller: Caller, opened: list[Any]) -> Any:
     """What the app passes as ``on``; Django's connections belong to the thread that uses them."""
     if caller.route.library != "django":
@@ -127,12 +132,11 @@ def passed(caller: Caller, opened: list[Any]) -> Any:
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.id)
 async def test_effect_and_finish_are_one_commit_on_every_driver(way: Way, place: Place) -> None:
     """With the inbox in the app's database each event has its effect once, and is finished."""
-    options = {"check_same_thread": False} if way.library == "sqlite3" else {}
     async with inbox_in(place, way.flavour) as inbox:
         ids = await come(inbox, "a", "b")
         await come(inbox, "c", "d", order="7")
         opened: list[Any] = []
-        async with Caller(way, place).opened(**options) as caller:
+        async with Caller(way, place).opened(**options_of(way)) as caller:
             consumer = Consumer(inbox, "app", on=passed(caller, opened), policy=QUICK)
             consumer(handler_of(caller))
             async with consuming(consumer):
