@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 import threading
@@ -417,6 +418,42 @@ async def test_tls_is_checked_and_kept_open(papers: Papers) -> None:
         client = HttpClient(f"https://127.0.0.1:{plain}/", **PRIVATE)
         assert await post(client, seconds=2) in ("TLS failed", "timeout")
         await client.aclose()
+
+
+async def test_what_waits_on_tls_is_no_answer_to_the_next(papers: Papers) -> None:
+    """Something unasked, or the notice that it is closed, ends a connection of TLS, too."""
+    here = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    here.load_cert_chain(papers.certificate, papers.key)
+    go = threading.Semaphore(0)
+    requests = []
+
+    def serve(listener: socket.socket) -> None:
+        for more in (OK, b"", b""):  # what comes after each first answer
+            with here.wrap_socket(listener.accept()[0], server_side=True) as one:
+                requests.append(one.recv(65_536))
+                one.sendall(EMPTY)
+                go.acquire()
+                with contextlib.suppress(OSError):
+                    if more:
+                        one.sendall(more)
+                        one.recv(1)  # until it is hung up
+                    else:
+                        one.unwrap()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,), daemon=True)
+        server.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+        tls = ssl.create_default_context(cafile=str(papers.root))
+        client = HttpClient(url, **PRIVATE, tls=tls)
+        for number in range(3):
+            assert await post(client) == Reply(200, None, b"")
+            assert len(requests) == number + 1
+            go.release()
+            # Not an await: what has come must not have reached the loop before the next request.
+            assert select.select([client._idle[-1]._sock], [], [], LONG)[0]
+        await client.aclose()
+        await asyncio.to_thread(server.join, LONG)
 
 
 @pytest.mark.parametrize(

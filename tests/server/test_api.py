@@ -177,6 +177,17 @@ async def test_what_cant_be_meant_is_said(
     assert answer.json()["status"] == status
 
 
+@pytest.mark.parametrize("body", [b"\n", b" ", b"{", b"\xff"])
+async def test_a_body_is_json_or_none_at_all(
+    http: httpx.AsyncClient, signed: Signed, body: bytes
+) -> None:
+    """An empty body asks for what is usual; one of blanks is no JSON, and does nothing."""
+    event = (await deliver(http, signed("shop"))).headers["oncekey-event"]
+    path = f"/_oncekey/api/v1/events/{event}/replay"
+    assert (await http.post(path, content=body, headers=bearer("operate"))).status_code == 400
+    assert (await http.post(path, content=b"", headers=bearer("operate"))).status_code == 200
+
+
 async def test_a_session_needs_the_csrf_token(http: httpx.AsyncClient, signed: Signed) -> None:
     """A page of the dashboard may call the API; another site with the same cookie may not."""
     (event,) = await kept(http, signed)

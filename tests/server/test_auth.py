@@ -12,7 +12,7 @@ from argon2 import PasswordHasher
 from tests.server.kit import CONFIG, ENVIRON, HASH, PASSWORD, TOKENS, csrf_of, deliver, sign_in
 
 from oncekey.errors import PolicyError
-from oncekey.server.auth import COOKIE, Doorman, hash_password
+from oncekey.server.auth import COOKIE, Doorman, TooManyLoginsError, hash_password
 from oncekey.server.config import settings_from
 from oncekey.server.gateway import Gateway
 from oncekey.testing import SignedDelivery
@@ -77,6 +77,54 @@ async def test_logins_are_limited(http: httpx.AsyncClient) -> None:
     answer = await sign_in(http, "anna")
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_nobody_keeps_tokens_out(gateway: Gateway) -> None:
+    """Wrong tokens from many places are held against those places, not against all tokens."""
+    doorman = gateway.doorman
+    for number in range(12):
+        assert await doorman.sign_in("", "no-such-token-here", f"198.51.100.{number}") is None
+    assert await doorman.sign_in("", TOKENS["read"], "203.0.113.1") is not None
+
+
+async def test_a_network_is_one_sender(gateway: Gateway) -> None:
+    """Whoever has an IPv6 network has all of its addresses: they count as one."""
+    doorman = gateway.doorman
+    for number in range(10):
+        assert await doorman.sign_in(f"name{number}", "", f"2001:db8:1:2::{number:x}") is None
+    with pytest.raises(TooManyLoginsError):
+        await doorman.sign_in("another", "", "2001:db8:1:2:ffff::1")
+    assert await doorman.sign_in("another", "", "2001:db8:1:3::1") is None
+    for number in range(10):
+        assert await doorman.sign_in(f"name{number}", "", f"::ffff:198.51.100.{number}") is None
+
+
+async def test_a_sign_out_is_audited(gateway: Gateway, http: httpx.AsyncClient) -> None:
+    """The audit has when somebody came and when they left."""
+    await sign_in(http, "rita")
+    await http.post("/_oncekey/logout", data={"csrf": await csrf_of(http)})
+    found = [(one.actor, one.action) for one in (await gateway.inbox.audit()).items]
+    assert found == [("rita", "sign out"), ("rita", "sign in")]
+
+
+async def test_a_replay_goes_to_no_stranger(
+    gateway: Gateway, http: httpx.AsyncClient, signed: Signed
+) -> None:
+    """A form with a name that is no target is refused: nobody would ever deliver to it."""
+    event = (await deliver(http, signed("shop"))).headers["oncekey-event"]
+    await sign_in(http, "olga")
+    form = {"csrf": await csrf_of(http), "target": "nobody"}
+    assert (await http.post(f"/_oncekey/events/{event}/replay", data=form)).status_code == 422
+    found = await gateway.inbox.event(event)
+    assert found is not None
+    assert [one.target for one in found.deliveries] == ["app"]
+
+
+async def test_another_site_cant_open_streams(http: httpx.AsyncClient) -> None:
+    """A page of a sister site has the cookie with it, and would take the places of its owner."""
+    await sign_in(http, "rita")
+    answer = await http.get("/_oncekey/live", headers={"Sec-Fetch-Site": "same-site"})
+    assert answer.status_code == 403
 
 
 async def test_another_site_cant_sign_anybody_in(http: httpx.AsyncClient) -> None:

@@ -162,7 +162,7 @@ async def _body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
     if len(raw) > MOST_BODY:
         raise ApiError(413, "the body is too large", f"at most {MOST_BODY} bytes are taken")
     try:
-        given = json.loads(raw) if raw.strip() else {}
+        given = json.loads(raw) if raw else {}
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is no JSON") from None
     if not isinstance(given, dict):

@@ -133,6 +133,8 @@ async def _static(request: Request) -> Response:
 
 def _live(gateway: Gateway) -> Any:
     async def live(request: Request) -> Response:
+        if is_from_elsewhere(request.headers, gateway.settings.public_url):
+            return problem(403, "another site sent this", "its page has no part in this one")
         session = await gateway.doorman.session(request.cookies.get(COOKIE, ""))
         if session is None:
             return problem(401, "who are you", "sign in first")

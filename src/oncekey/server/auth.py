@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import secrets
 import time
@@ -30,6 +31,7 @@ _AT_ONCE: Final = 2  # argon2 takes 64 MB for each
 _PER_ADDRESS: Final = ((10, 60), (60, 3600))
 _PER_NAME: Final = ((10, 60), (100, 3600))
 _LEAST_PASSWORD: Final = 10
+_ONE_NETWORK: Final = 64  # bits of an IPv6 address; the others are its owner's to choose
 
 
 class TooManyLoginsError(Exception):
@@ -107,7 +109,10 @@ class Doorman:
         Raises:
             TooManyLoginsError: Too many failed before.
         """
-        waits = [self._by_address.retry_after(address), self._by_name.retry_after(name[:64])]
+        address = _whose(address)
+        waits = [self._by_address.retry_after(address)]
+        if name:  # a token can't be guessed, and has no name that others could be kept out by
+            waits.append(self._by_name.retry_after(name[:64]))
         if longest := max((wait for wait in waits if wait is not None), default=0):
             raise TooManyLoginsError(longest)
         self._count(name, address, 1)  # before it is known: many at once are as many
@@ -119,7 +124,8 @@ class Doorman:
 
     def _count(self, name: str, address: str, number: int) -> None:
         self._by_address.count(address, number)
-        self._by_name.count(name[:64], number)
+        if name:
+            self._by_name.count(name[:64], number)
 
     async def _known(self, name: str, password: str) -> Person | None:
         if not password or len(password) > _MOST_PASSWORD:
@@ -202,6 +208,19 @@ def _fits(hasher: Any, hashed: str, password: str) -> bool:
         return bool(hasher.verify(hashed, password))
     except (InvalidHashError, VerificationError):
         return False
+
+
+def _whose(address: str) -> str:
+    """What a login is counted under: of IPv6 the network, whose owner has all its addresses."""
+    try:
+        read = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(read, ipaddress.IPv4Address):
+        return str(read)
+    if read.ipv4_mapped is not None:
+        return str(read.ipv4_mapped)
+    return str(ipaddress.ip_network((int(read), _ONE_NETWORK), strict=False))
 
 
 def _note(token: str) -> str:

@@ -51,7 +51,6 @@ class Connection(asyncio.Protocol):
         self._on_lost = lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._tls = False
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,12 +84,12 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing() or self._waiter is not None:
             return False
         try:
-            waiting = self._sock.recv(1, _PEEK)
+            self._sock.recv(1, _PEEK)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
             return False
-        return bool(waiting) and self._tls  # of TLS it may be a ticket, for the layer above
+        return False  # an end, or something unasked; of TLS mostly the notice that it is closed
 
     def ask(self, request: bytes, seconds: float) -> asyncio.Future[Reply]:
         """Send a request; its answer, or a ``SendError`` when the seconds are over."""
@@ -136,7 +135,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
-        self._tls = transport.get_extra_info("sslcontext") is not None
 
     def data_received(self, data: bytes) -> None:
         """Read on, to the bounds."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oncekey.inbox.models import Duplicate, Event, EventDetail, event_number, event_time
-from oncekey.server.endpoints import ApiError, check_id
+from oncekey.server.endpoints import ApiError, check_id, known_targets
 from oncekey.server.pages.bodies import SHOWN, Line, compared, readable
 from oncekey.server.pages.desk import HOME, Desk, RefusedError, page
 
@@ -168,9 +168,8 @@ async def do_replay(desk: Desk) -> Response:
     """Deliver it again, to all or to one."""
     found = await _detail(desk)
     target = desk.sent().one("target")
-    queued = await desk.gateway.inbox.replay(
-        found.event.id, [target] if target else None, actor=desk.session.person.name
-    )
+    names = known_targets(desk.gateway, [target] if target else None)
+    queued = await desk.gateway.inbox.replay(found.event.id, names, actor=desk.session.person.name)
     return desk.go(f"{HOME}/events/{found.event.id}", "replayed", queued)
 
 

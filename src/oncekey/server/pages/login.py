@@ -81,6 +81,8 @@ def _way_back(path: str) -> str:
 async def do_sign_out(desk: Desk) -> Response:
     """End the session."""
     await desk.gateway.doorman.sign_out(desk.session)
+    name = desk.session.person.name
+    await desk.gateway.inbox.record("sign out", name, "", actor=name)
     answer = RedirectResponse(f"{HOME}/login", 303)
     answer.delete_cookie(COOKIE, path=HOME)
     return answer
