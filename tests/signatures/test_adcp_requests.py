@@ -237,6 +237,62 @@ def test_a_webhook_with_credentials_is_registered_by_a_signature_alone(
     assert signing().check(*signed).ok
 
 
+SECRET = {"push_notification_config": {"url": "https://e.example", "authentication": {"x": 1}}}
+BUY = "https://s.example/adcp/create_media_buy"
+
+
+def test_a_signature_that_fails_registers_no_credentials() -> None:
+    """Not where a failure is only logged, either: a made-up signature would be enough else."""
+    body = json.dumps(SECRET).encode()
+    bad = RequestSigner(PRIVATE, KEY["kid"]).sign("POST", BUY, {}, b"{}")._replace(body=body)
+    verdict = signing(warn_for=["create_media_buy"]).check(*bad, authenticated=True)
+    assert (verdict.ok, verdict.code) == (False, "request_signature_digest_mismatch")
+    harmless = RequestSigner(PRIVATE, KEY["kid"]).sign("POST", BUY, {}, b"{}")._replace(body=b"[1]")
+    verdict = signing(warn_for=["create_media_buy"]).check(*harmless, authenticated=True)
+    assert not verdict.ok  # a list is none of AdCP's bodies
+    harmless = harmless._replace(body=b'{"a": 1}')
+    assert signing(warn_for=["create_media_buy"]).check(*harmless, authenticated=True).ok
+
+
+def test_a_signature_that_leaves_the_body_out_registers_no_credentials() -> None:
+    """Whoever holds such a request can put any body under it."""
+    older: dict[str, Any] = {"version": "3.1"}
+    signer = RequestSigner(PRIVATE, KEY["kid"], **older, covers_content_digest="forbidden")
+    verifier = signing(**older, covers_content_digest="either")
+    signed = signer.sign("POST", BUY, {}, b"{}")._replace(body=json.dumps(SECRET).encode())
+    assert verifier.check(*signed).code == "request_signature_components_incomplete"
+    bound = RequestSigner(PRIVATE, KEY["kid"], **older)
+    assert verifier.check(*bound.sign("POST", BUY, {}, json.dumps(SECRET).encode())).ok
+    assert verifier.check(*signer.sign("POST", BUY, {}, b'{"a": 1}')).ok
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"push_notification_config": 1, ' + json.dumps(SECRET).encode()[1:],
+        json.dumps(SECRET).encode("utf-16"),
+        json.dumps({**SECRET, "x": float("nan")}).encode(),
+        json.dumps(SECRET).encode()[:-1] + b', "x": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
+    ],
+    ids=["a name twice", "UTF-16", "NaN", "deep"],
+)
+def test_a_body_that_hides_something_is_refused_unsigned(body: bytes) -> None:
+    """What strict parsing can't read, a lenient parser behind us must not read either."""
+    verdict = signing().check("POST", BUY, {}, body, authenticated=True)
+    assert verdict.code == "request_body_malformed"
+
+
+@pytest.mark.parametrize("names", [("Jsonrpc", "Method"), ("jsonrpc", "METHOD"), ("x", "Method")])
+def test_json_rpc_in_another_letter_case_is_refused(names: tuple[str, str]) -> None:
+    """A parser that ignores it would carry out what was not checked."""
+    call = {"name": "create_media_buy", "arguments": {}}
+    body = json.dumps({names[0]: "2.0", names[1]: "tools/call", "params": call}).encode()
+    verdict = signing(required_for=["create_media_buy"]).check(
+        "POST", "https://s.example/mcp", {}, body
+    )
+    assert verdict.code == "request_body_malformed"
+
+
 def test_a_signed_body_with_a_name_twice_is_refused() -> None:
     """Whether or not it is JSON-RPC; the nonce of a right signature is used up by it."""
     signer, verifier = RequestSigner(PRIVATE, KEY["kid"]), signing()
@@ -253,7 +309,9 @@ def test_a_signed_body_with_a_name_twice_is_refused() -> None:
     assert codes == ["request_body_malformed", "request_signature_replayed"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"null", b"\xff", b"3", b'"method"', b"{"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"null", b"\xff", b"3", b"NaN", b"1e999", b'"method"', b"{"]
+)
 def test_any_body_has_an_operation_or_none(body: bytes) -> None:
     """No bytes are an error of ours."""
     signing(required_for=["create_media_buy"]).check("POST", "https://s.example/x", {}, body)

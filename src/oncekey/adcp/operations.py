@@ -7,16 +7,20 @@ one that could be read in two ways is refused here, signed or not.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
 
 from oncekey.adcp.signing_profiles import REQUESTS
 from oncekey.canonical import parse_json
 from oncekey.errors import CanonicalJSONError
 
-__all__ = ["Operation", "operation_of"]
+__all__ = ["UNREADABLE", "Operation", "operation_of"]
 
 _MESSAGES: Final = ("SendMessage", "SendStreamingMessage", "message/send", "message/stream")
 _REST_MESSAGES: Final = ("message:send", "message:stream")
+_RPC: Final = frozenset({"jsonrpc", "method", "message"})
+UNREADABLE: Final = object()
+"""The arguments of a body that parsers may read differently."""
 _CONTENTS: Final = ("text", "data", "file", "url", "raw")
 
 
@@ -46,7 +50,7 @@ def operation_of(url: str, body: bytes) -> Operation:
         return _message(_object(payload), None)
     if isinstance(payload, list):
         REQUESTS.reject("body_malformed")  # a batch: several operations, one signature
-    if not isinstance(payload, dict) or not {"jsonrpc", "method"} & payload.keys():
+    if not isinstance(payload, dict) or not {"jsonrpc", "method"} & _folded(payload):
         return Operation(last or None, None, payload)
     call = _object(payload)
     method, params = call.get("method"), call.get("params")
@@ -63,7 +67,11 @@ def operation_of(url: str, body: bytes) -> Operation:
 
 
 def _parsed(body: bytes) -> Any:
-    """The body; where parsers may differ about one that is JSON-RPC, nothing can be told of it."""
+    """The body; ``UNREADABLE`` if parsers may differ about it, and refused if it is JSON-RPC.
+
+    A name that is there twice, or text that is not UTF-8, would else hide from these checks what
+    the app reads.
+    """
     if not body.strip(b" \t\r\n"):
         return None
     try:
@@ -71,11 +79,18 @@ def _parsed(body: bytes) -> Any:
     except CanonicalJSONError:
         try:
             found = json.loads(body)
-        except (ValueError, RecursionError):
+        except RecursionError:
+            return UNREADABLE
+        except ValueError:
             return None  # no JSON at all: the checks of the signature refuse it, if it has one
-        if isinstance(found, list) or {"jsonrpc", "method", "message"} & set(found or ()):
+        if isinstance(found, list) or (isinstance(found, dict) and _folded(found) & _RPC):
             REQUESTS.reject("body_malformed")
-        return None
+        return UNREADABLE if isinstance(found, dict) else None
+
+
+def _folded(found: Mapping[str, Any]) -> set[str]:
+    """The names as a parser has them that ignores letter case."""
+    return {name.casefold() for name in found}
 
 
 def _object(value: Any) -> dict[str, Any]:

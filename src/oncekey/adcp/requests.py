@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from oncekey.adcp.checklist import ALLOWED, Publisher, SignedByAdcp
-from oncekey.adcp.operations import Operation, operation_of
+from oncekey.adcp.operations import UNREADABLE, Operation, operation_of
 from oncekey.adcp.signing_profiles import COVERED, OLDER_REQUESTS, REQUESTS, Profile
 from oncekey.errors import PolicyError
 from oncekey.signatures.asking import Checks, arun_checks, run_checks
@@ -259,20 +259,32 @@ class RequestSigning:
     def _check(
         self, delivery: Delivery, name: str | None, authenticated: bool, now: float | None
     ) -> Checks[RequestVerdict]:
+        signed = "signature" in delivery.headers or "signature-input" in delivery.headers
         try:
             found = operation_of(delivery.url, delivery.body)
         except Rejection as rejected:
             return RequestVerdict(False, rejected.code, message=rejected.message)
         found = found if name is None else found._replace(name=name)
-        if "signature" not in delivery.headers and "signature-input" not in delivery.headers:
+        hidden = found.arguments is UNREADABLE
+        found = found._replace(arguments=None) if hidden else found
+        if not signed and hidden:  # a signed one is refused when its nonce is used up
+            code = REQUESTS.code("body_malformed")
+            return RequestVerdict(False, code, None, found, None, REQUEST_CODES[code])
+        if not signed:
             return self._unsigned(found, authenticated)
         verdict = yield from self._provider.checking(delivery, now)
         if verdict.ok:
             bound = b'"content-digest"' in (verdict.signed_message or b"")
+            if self._digest == "either" and not bound and _registers_secret(found.arguments):
+                # The signature says nothing of the body, which anybody on the way can change.
+                code = REQUESTS.code("components_incomplete")
+                return RequestVerdict(False, code, None, found, None, REQUEST_CODES[code])
             return RequestVerdict(
                 True, OK, verdict.sender, found, verdict.payload, body_is_signed=bound
             )
         warned = self._mode(found) == "warn" and authenticated and not verdict.transient
+        # A signature that fails is none: it lets nothing in that must have one, or that hides it.
+        warned = warned and not hidden and not _registers_secret(found.arguments)
         if warned and verdict.code != REQUESTS.code("header_malformed"):
             logger.warning("AdCP: a signature failed with %s; the caller is known", verdict.code)
             return RequestVerdict(True, verdict.code, None, found)
