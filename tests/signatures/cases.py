@@ -7,6 +7,8 @@ import json
 from functools import cache
 from typing import Any, NamedTuple
 
+from tests.signatures.rsa_for_tests import rsa_key
+
 from oncekey.signatures import CertificateCache, Provider, SignedRequest, provider, providers
 from oncekey.signatures.algorithms import SignatureKey
 from oncekey.testing import sample
@@ -254,12 +256,11 @@ def _other_certificate() -> dict[str, Any]:
 
 
 def _other_jwt_key(name: str) -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from cryptography.hazmat.primitives.asymmetric import ec
 
     if providers()[name].settings["algorithms"] == ["ES256"]:
         return ec.derive_private_key(0xBEEF, ec.SECP256R1()).public_key()
-    public = rsa.generate_private_key(65537, 2048).public_key()
-    return SignatureKey("rsa-v1_5-sha256", public, {})
+    return SignatureKey("rsa-v1_5-sha256", rsa_key(1).public_key(), {})
 
 
 def secret_of(name: str) -> Any:

@@ -21,6 +21,7 @@ from tests.signatures.cases import (
     make,
     other,
 )
+from tests.signatures.rsa_for_tests import rsa_key
 
 from oncekey import MemoryStore
 from oncekey.signatures import CertificateCache, Provider, SignedRequest, hmac_provider, providers
@@ -74,12 +75,6 @@ def _curve(number: int) -> Any:
     return ec.derive_private_key(number, ec.SECP256R1())
 
 
-def _rsa() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
-    return rsa.generate_private_key(65537, 2048)
-
-
 def _adcp(private: Any, wrong: Any) -> tuple[Provider, Provider]:
     from oncekey.adcp.signatures import adcp_provider
 
@@ -129,7 +124,7 @@ _OTHERS: dict[str, tuple[Callable[[], tuple[Provider, Provider]], Case]] = {
     "adcp-es256": (lambda: _adcp(_curve(7), _curve(8)), _TASK),
     "adcp-hmac": (_adcp_hmac, _TASK),
     "rfc9421": (lambda: _rfc9421(_pair(1), _pair(2)), _EVENT),
-    "rfc9421-rsa": (lambda: _rfc9421(_rsa(), _rsa()), _EVENT),
+    "rfc9421-rsa": (lambda: _rfc9421(rsa_key(0), rsa_key(1)), _EVENT),
     "rfc9421-hmac": (lambda: _rfc9421(SECRET.encode(), SECRET[::-1].encode()), _EVENT),
     "hmac": (lambda: _hmac(header="X-Acme-Signature", event_id="id", event_type="type"), _EVENT),
     "hmac-stamped": (

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from tests.signatures.rsa_for_tests import rsa_key
 
 from oncekey.adcp.signatures import adcp_provider
 from oncekey.errors import BackendMismatchError, PolicyError
@@ -403,7 +404,7 @@ def test_curves_and_sizes_are_limited() -> None:
     [
         ed25519.Ed25519PrivateKey.generate(),
         ec.generate_private_key(ec.SECP256R1()),
-        rsa.generate_private_key(65537, 2048),
+        rsa_key(),
         b"a shared secret of many bytes",
     ],
     ids=["ed25519", "p256", "rsa", "hmac"],

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from tests.signatures.rsa_for_tests import rsa_key
 
 from oncekey import MemoryBackend, MemoryStore
 from oncekey.errors import BackendMismatchError, PolicyError
@@ -200,7 +201,7 @@ def test_a_query_parameter_that_must_be_covered(curve: Any) -> None:
 
 def test_rsa_of_the_older_padding_is_for_keys_that_say_so() -> None:
     """A key set's RS256 key is one; the same key without that word is for RSA-PSS."""
-    private = rsa.generate_private_key(65537, 2048)
+    private = rsa_key()
     numbers = private.public_key().public_numbers()
     jwk = {"kty": "RSA", "kid": "k"}
     for name, number in (("n", numbers.n), ("e", numbers.e)):
@@ -379,7 +380,7 @@ def test_every_digest_must_be_right() -> None:
 PRIVATE_KEYS = {
     "ed25519": ed25519.Ed25519PrivateKey.generate(),
     "ecdsa-p256-sha256": ec.generate_private_key(ec.SECP256R1()),
-    "rsa-pss-sha512": rsa.generate_private_key(65537, 2048),
+    "rsa-pss-sha512": rsa_key(),
     "hmac-sha256": SECRET,
 }
 

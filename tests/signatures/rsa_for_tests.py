@@ -1,0 +1,75 @@
+"""RSA keys for tests only: everybody can read them here. Making one takes a third of a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+_FIRST = """\
+-----BEGIN PRIVATE KEY-----
+MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC6IHDIdLxYGm6R
+uYIlM2Xtw/s4FrPk2kqCLMjMl4OzSuJUngp/uOhc9cet+LZbyRaWlQ5epKTowfPY
+K8FuErDIihfBJ+wDKJ3zT5TY8sADBuTHW56J51gJTP7Knw70v6i+KoNBdGWxGZFf
+ahraLOPEvvEZMF3jbOUszr9yJ+N3C9DGctI6CAXh4+vI2ZbECh96Q8vzgmEnJZRb
+ENBocASHZKIVZNYFrjgqMVx1iU0fIyATgGI8s4OGPOzGayAY5xo/9ouqGCke4WKG
+yJtZBGBVrGR6aMoPkQmLDBTg5E4NVuZYiiWAsz4MKCfn8fGFDjBs+EdhhtT09vTU
+xQR35TxZAgMBAAECggEAG/Qi1CxaHCZOHGM+1Vz4jkLcoFIijvis74uP1dBcpokU
+4G4C+Cc6eLmuFWYQ50yWcKOuzo6OOOnmOD1sFd7HP7sjsa4P/3JydHgrjAC7T0kS
+A5HyR9ZfrbfrXV2RprcBPhxO7b3wRu6m22xpX4KV67bcqXKO60jvy3C6poewnTB+
+rKmwBu3Mr52cr5xSB0NIb7ov/iiBpUDXw0v2dCIjpjGSTIJIHS6TjrmCxJNrJ/b6
+JiMgyIs7Emy3/6CZFRwyg5azm/LtHi94+iJL+tQiEELRE1ALPsgHXp1YOqusRkqI
+q3sf8m+L8ZXGjz8q7Zqgl2+AgOe3DNCOow/iomJsfQKBgQDm9xTJkWMarpwXcx3i
+uYP4t6l3WTD59sV4FdebkqE6N8+du8naD6BkA3HtAsy7qHgDUgakvBh2KKyPt5i3
+lUHlzvplNG2lnRliTUVHWZ6h17oEWne7v1deNAn1lZqVK1xwxPlmMONuQe3qveU7
+3Sy4e6KIle6va17Cmya2vgdYrQKBgQDOTSnULr6c1mG4VJayBElqTHrT7w/R7FET
+qg+a4QPmWK30C/q/ApDeaRujLYWV7wIv/jFdpEol8kntOSYm2WBvEI65qqbnOPd7
+iXoeM4ePAJfSq+fpiOKeqcu8KRG2mElvxQA3m7gbjPvOnMn1n9Ra20U32Z0uN5rZ
+saE5ej9L3QKBgQDC0xUz2nHQpg2BMle5UmfiO3q19AR+NgzoePRAhPV/WGjHUwq3
+6IqREt7c4Im2mityEZUNDKVNto2pRWOLKFpH8coB6LG9C8HHzApuX0iSmJiO54ks
+VADss9Ta1fFpdwQpE96UtxSBgxef9cMSNkVs8M1vjZmjW1y5p4qGh9FGmQKBgFLe
+4EyhsmQiIgL/x8Eew7b1nemAgKRc/3yctcQLW5uuR8JfBYyxJSySoE1+Pckqx4Ar
+5fytwDNaDqRCbrbwXzJ+PjcK/Byp35A6e1mibXPeUx6He5NuL0p4/qRJAxqMNgO1
+6Q5teRloGsa2aNJIL++HYVi8C83C/GsyVYdXOhHpAoGAXTa7F/TyAeaUtuXs6/lA
+zbWTwO6kWzSGwL5FnnB22jNs27tMmK9CKMSM3DMEbzs78xCZ68MQxTTOsB/HXLIh
+7lr5WUv/Jur8xoudFQPVMiEMGycIBoTvS1TfTPTrK1XzGwfefuuwz0oth2rEqBSW
+AFM8/pkQgk+/J41f4uzyIo0=
+-----END PRIVATE KEY-----
+"""
+_SECOND = """\
+-----BEGIN PRIVATE KEY-----
+MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQCjBkOYGMSrsvt3
+KFPwdhYPmJz1iZOCmtaae68UuykJahbGIPJKnUcbgq1ewAemnLab4KGyBSeteXAB
+kHAqC4cNY6KGGEZxlgBpb3b9bJVENe7eAFolKQq1eIJPTPzvGkXbdb5XZGT6NtFS
+8F/Rxg6dMJCc90njUvBtwlTWiBvzTp/uWhwhJuU2aXPMD1HDfcbJQSOATWAGUP0O
+4WDNowYdJHy+5E4y67qQ1FMM82qRg5qDypcXgqeU2TIkEGlz1KAWy/ray+ah53AE
+3IO/wRCQjLb7oKE2q7TxK9kNUom85HgMYdUyUytzTqir3frwO/YslhWKo4rX6Dkv
+DEW9pE2lAgMBAAECggEAJGgc9s3LOAv5yAfPzRLWBOggX144vNFO7UODW0Yb2UAh
+s1/+tAaRL3XcuVz5qG31gvSkr6CiloVY6+SBhAY8hBM046zuqGWnFGTB5kEWSZwg
+yt+5wfQ7McEmmsaW8t/Da4oNNq+TNGTDFPpc77hDIbwLg55fGB741g4wy5MsaMaR
+6jy7gP0rgJtIhTxDXPFYOyiF7hbUw9waT4LdmtF6Hl4hE2/hIIxDeq7fVHJWKrR1
+e3KIl2BPVcAVI+MPXYuhoD8VZ5YYMY8T7Q/kYm2f4TXiKTojahfj80/y26/8HdM9
+aWyXqJ+8G9+TrC9D1pU5O091cwTsNUZyW7SYOsAFcQKBgQDfRSrUdLvHgxrL2x2D
+hrzgVJYcgEj5ZONn+76kZMfg5pPLTpieBT7JaqYxQGWYBl50ULfkS9KELU0H1qpK
+3mjZyx0PgVi3CCRfk7NJyC7vqqz4XfKrj45hXqwlTwFbWiSdbZsuVHLgIbqCSgCe
+0pHVaiCoOjT5T/BGDoimLjbAUQKBgQC67DWPPph0NClZVrw6SXUYAAfmnfti+dT9
+FMJh6h7cMG87p5h2Fhlacspz3Pm71sV8QkgTwavrTvb7nSkfWxdvzX8c1qG0LtGu
+1Ua+f5EA8IxDwjfeQQQllFQVlEv2o7lLgKj550Z4esfm4AgHnPYt9M8MaYDzzZ3d
+2JX9i1tXFQKBgGT6G0zLHsI1AUGBb++0WGf82Yc6XcatYkv9B1PCYMPOhLlGaq/N
+H4Bow5Ey1r/S4ZUpjIGr6SHuexA4ffwuaq1Vt2bz0PO2svynCEcuSkwKnQAXPVFq
+M7LF5oVZHfv64ORyVeS2PN4xYvDaFz29bkdfIDX1XVAEX17P4+2EqS6BAoGBAKDP
+omxwD7y5O3GOuzTyCXjyXdm7xJAsG173wxt1zcLlMG0EDJha/sjfxOjVDUzawt/a
+LiRBFGTGdJmXZc+CELGw+1CWHlvjg6WD+u7c1KUYTbPlnSbqjGTALW67PHcd98XL
+FJSasffouZ4Y0w+pq+lxmcc15SjalpxLPw74G0bZAoGAMlYtZN31dYos1wsnQyPR
+5zjcPCedPVJjMMGGzqjanSaQ1W+G7ohnvbC3MZdn5uOrJeMXVt3evBodoUOtgb44
+Xa9qKPLXE/PruUHlnMi9L06hrbQ4wBsQLiczJeA9dUMKUfom8RT7dr3m4eCV5OLR
+cLHkl64gIPpoM700no4mfgc=
+-----END PRIVATE KEY-----
+"""
+
+
+@cache
+def rsa_key(number: int = 0) -> Any:
+    """One of two private keys of 2048 bits, for tests only."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key((_FIRST, _SECOND)[number].encode(), None)
