@@ -309,6 +309,22 @@ def test_every_kind_of_the_table_has_such_a_row_or_is_one_provider_s_own() -> No
         assert len([one for one in providers().values() if one.scheme == scheme]) == 1
 
 
+def test_two_events_of_one_second_are_two_for_woocommerce() -> None:
+    """Its delivery id is the same for both; the object that changed tells them apart."""
+    shop = make("woocommerce")
+    ids = set()
+    for body in (
+        b'{"id": 1, "date_modified_gmt": "2026-11-16T03:10:00"}',
+        b'{"id": 2, "date_modified_gmt": "2026-11-16T03:10:00"}',
+        b'{"id": 2, "date_modified_gmt": "2026-11-16T03:10:01"}',
+        b'{"id": 3}',
+        b'{"action": "woocommerce_add_to_cart", "arg": "7"}',
+    ):
+        request = shop.sign("POST", URL, JSON, body, now=NOW, event_id="hash-of-the-second")
+        ids.add(shop.verify(*request, now=NOW).event_id)
+    assert len(ids) == 5
+
+
 # --- GET ---------------------------------------------------------------------------------------
 
 CHECKED = "https://example.com/hooks?hub.mode=subscribe&hub.challenge=1158201444&hub.verify_token="

@@ -11,7 +11,7 @@ from oncekey.signatures.event_fields import event_field, value_at
 if TYPE_CHECKING:
     from oncekey.signatures import Provider
 
-__all__ = ["id_is_in_body", "in_batch", "put_id", "put_type"]
+__all__ = ["id_goes_to_header", "id_is_in_body", "in_batch", "put_id", "put_type"]
 
 
 def put_id(provider: Provider, headers: dict[str, str], payload: Any, id: str) -> None:
@@ -44,6 +44,12 @@ def put_type(provider: Provider, headers: dict[str, str], event: dict[str, Any],
 
 def id_is_in_body(provider: Provider) -> bool:
     return not provider.event_id or event_field(provider.event_id).in_body
+
+
+def id_goes_to_header(provider: Provider) -> bool:
+    """Whether ``put_id`` leaves the body as it is, so that two events would have the same one."""
+    where = event_field(provider.event_id) if provider.event_id else None
+    return where is not None and not where.hashed and bool(where.parts[0].names)
 
 
 def in_batch(provider: Provider, event: dict[str, Any], around: Mapping[str, Any]) -> Any:

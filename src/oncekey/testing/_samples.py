@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.errors import OncekeyError, PolicyError
 from oncekey.testing._bodies import BODIES, Body
 from oncekey.testing._keys import keys_of, words_of
-from oncekey.testing._placing import id_is_in_body, in_batch, put_id, put_type
+from oncekey.testing._placing import id_goes_to_header, id_is_in_body, in_batch, put_id, put_type
 
 if TYPE_CHECKING:
     from oncekey.signatures import Provider
@@ -92,7 +92,7 @@ class SignedDelivery:
                 raise PolicyError("this body is no JSON: an id can't be put into it") from None
         put_id(self.provider, headers, payload, name)
         body = self.body if payload is None else _text(payload) + _end_of(self.body)
-        if payload is None and not self.provider.id_is_signed:
+        if id_goes_to_header(self.provider) and not self.provider.id_is_signed:
             body = _told_apart(body, name)
         return _checked(_sign(replace(self, headers=headers, body=body)), name)
 
@@ -147,7 +147,7 @@ def sample(
         payload = in_batch(provider, event, kind.around)
         put_id(provider, fields, payload, name)
         raw = _text(payload) + kind.end
-        if body is None and not id_is_in_body(provider) and not provider.id_is_signed:
+        if body is None and id_goes_to_header(provider) and not provider.id_is_signed:
             raw = _told_apart(raw, name)
     return _checked(_sign(SignedDelivery(method, _whole(url), fields, raw, provider, now)), name)
 
