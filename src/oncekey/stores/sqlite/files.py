@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from oncekey.errors import (
     StoreClosedError,
@@ -98,6 +98,9 @@ def named(error: sqlite3.Error, path: str, busy_timeout: float, closed: bool) ->
     return StoreError(f"SQLite failed on {path}: {error}. Check the disk and the system's log")
 
 
+_FIVE_INTEGERS: Final = (int, int, int, int, int)
+
+
 def check_row(row: tuple[Any, ...]) -> None:
     """Refuse a row that no oncekey writes, so that damage never lets the work run again.
 
@@ -105,8 +108,8 @@ def check_row(row: tuple[Any, ...]) -> None:
         StoreCorruptError: Says what is wrong, and what to do.
     """
     state, owner, fence, fingerprint, lease_until, expires_at, purge_at, attempts, answer = row
-    numbers = (state, fence, lease_until, expires_at, purge_at, attempts)
-    if set(map(type, numbers)) != {int} or not 0 <= state <= 2:
+    kinds = type(state), type(fence), type(lease_until), type(expires_at), type(purge_at)
+    if kinds != _FIVE_INTEGERS or type(attempts) is not int or not 0 <= state <= 2:
         wrong = f"its state is {state!r}" if state not in (0, 1, 2) else "a number of it is none"
     elif not type(owner) is type(fingerprint) is bytes or type(answer) not in (bytes, type(None)):
         wrong = "its bytes are none"
