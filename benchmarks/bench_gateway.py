@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -156,17 +157,20 @@ async def serve_gateway(database: str, path: str) -> None:
     from oncekey.server.app import make_app
     from oncekey.server.config import settings_from
     from oncekey.server.gateway import Gateway
-    from oncekey.server.serving import run_server, uvicorn_config
+    from oncekey.server.listening import BACKLOG, run_server, uvicorn_config
+    from oncekey.server.tunnel import tunnel_to
 
     text = GATEWAY.format(database=database)
     gateway = await Gateway.open(settings_from(text, "bench.toml", {"BENCH_SECRET": SECRET}))
-    try:
-        config = uvicorn_config(make_app(gateway), "127.0.0.1", 0, 1)
-        config.uds = path
-        await gateway.start()
-        await run_server(config, before_stop=gateway.live.close)
-    finally:
-        await gateway.stop(1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+        try:
+            config = uvicorn_config(make_app(gateway), 1, ws=tunnel_to(gateway.proxies.way))
+            await gateway.start()
+            await run_server(config, [listener], before_stop=gateway.live.close, bound=10)
+        finally:
+            await gateway.stop(1)
 
 
 def process_cpu(process: int) -> float:
