@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -13,6 +13,7 @@ from tests.server.kit import deliver
 from oncekey.errors import StoreUnavailableError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Arrival, Ingested
+from oncekey.server import ingest
 from oncekey.server.gateway import Gateway
 from oncekey.testing import SignedDelivery
 
@@ -77,6 +78,34 @@ async def test_bodies_are_bounded(gateway: Gateway, http: httpx.AsyncClient) -> 
     answer = await http.post("/hooks/shop", content=b"x" * 1_048_577)
     assert answer.status_code == 413
     assert await causes(gateway) == [("shop", "body_too_large")]
+
+
+async def test_bodies_on_their_way_are_bounded(
+    gateway: Gateway,
+    http: httpx.AsyncClient,
+    signed: Signed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While strangers send large bodies slowly, more of these are told to wait; small ones pass."""
+    monkeypatch.setattr(ingest, "MOST_READING", 1_500_000)  # two of unknown length are more
+    go, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"x"
+        begun.release()
+        await go.wait()
+        yield b"y"
+
+    slow = [asyncio.create_task(http.post("/hooks/shop", content=slowly())) for _ in range(2)]
+    for _ in slow:
+        await begun.acquire()
+    refused = await http.post("/hooks/shop", content=b"z" * 100_000)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (await deliver(http, signed("shop", id="evt_1"))).status_code == 200
+    go.set()
+    assert [one.status_code for one in await asyncio.gather(*slow)] == [401, 401]
+    assert (await http.post("/hooks/shop", content=b"z" * 100_000)).status_code == 401
+    assert ("shop", "too_many_bodies") in await causes(gateway)
 
 
 async def test_an_unknown_source_is_404_under_one_name(

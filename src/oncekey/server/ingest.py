@@ -24,7 +24,13 @@ from oncekey.adapters._webhooks import CUT_SHORT, TOO_SLOW, answer_of
 from oncekey.adapters.asgi import request_url
 from oncekey.errors import OncekeyError, StoreError
 from oncekey.http.asgi import send_answer
-from oncekey.http.body import ClientGoneError, SlowBodyError, asgi_body
+from oncekey.http.body import (
+    ClientGoneError,
+    SlowBodyError,
+    asgi_begun,
+    asgi_rest,
+    declared_length,
+)
 from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.models import Arrival, Ingested
 from oncekey.inbox.routing import Router
@@ -51,6 +57,12 @@ _KEPT: Final = ("content-type", "user-agent")
 _ECHO: Final = re.compile(r"[A-Za-z0-9._~:+/=-]{1,512}")
 _OUTCOMES: Final = {"handled": "new", "limited": "rejected"}
 _UNKNOWN: Final = "?"  # the name under which requests to no source are counted
+MOST_READING: Final = 268_435_456
+"""Bytes of bodies that are on their way; then large ones are told to come again."""
+_SMALL: Final = 65_536
+_BUSY: Final = rejected(
+    503, "too_many_bodies", "too many large bodies are on their way", {"Retry-After": "1"}
+)
 
 
 class _Source:
@@ -84,6 +96,10 @@ class _Source:
         return tuple(pair for pair in delivery.headers.items() if pair[0] in self.kept)
 
 
+class _BusyError(Exception):
+    """So much is on its way that no more is taken."""
+
+
 def _told(answer: WebhookResponse, outcome: str) -> WebhookResponse:
     headers = {**answer.headers, "Oncekey-Outcome": outcome}
     return WebhookResponse(answer.status, headers, answer.body, answer.outcome)
@@ -106,6 +122,7 @@ class Intake:
         self._store = store
         self._sources: dict[str, _Source] = {}
         self._router = Router({})
+        self._reading = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
     def prepare(self, sources: Mapping[str, SourceSettings], router: Router) -> Callable[[], None]:
@@ -150,11 +167,11 @@ class Intake:
         )
         settings = source.settings
         try:
-            body = await asgi_body(
-                receive, settings.max_body_bytes, declared, settings.body_timeout
-            )
+            body = await self._body(settings, declared, receive)
         except ClientGoneError as error:
             answer = TOO_SLOW if isinstance(error, SlowBodyError) else CUT_SHORT
+        except _BusyError:
+            answer = _BUSY
         else:
             delivery = as_delivery("POST", request_url(scope), scope["headers"], body)
             answer = await self._taken(source, delivery)
@@ -162,6 +179,25 @@ class Intake:
             told = json.loads(answer.body).get("message", "") if answer.body else ""
             self._inbox.reject(settings.name, answer.code or answer.outcome, told)
         return answer
+
+    async def _body(
+        self, settings: SourceSettings, declared: bytes | None, receive: Receive
+    ) -> bytes:
+        """All of a body. Nobody has signed it yet: what all of them take together is bounded."""
+        most, length = settings.max_body_bytes, declared_length(declared)
+        if length is not None and length > most:
+            return bytes(most + 1)
+        if self._reading > MOST_READING and (length is None or length > _SMALL):
+            raise _BusyError
+        begun = asgi_begun(receive, most)
+        if isinstance(begun, bytes):  # here already, as nearly always
+            return begun
+        size = most if length is None else length
+        self._reading += size
+        try:
+            return await asgi_rest(receive, most, settings.body_timeout, begun)
+        finally:
+            self._reading -= size
 
     # From bytes to events
 

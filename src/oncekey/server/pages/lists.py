@@ -21,6 +21,7 @@ _ADVICE: Final = {
     **CODES,
     "no_such_source": "the address has no source of that name: see Sources for the right one",
     "body_too_large": "raise max_body_bytes of the source, if such bodies are expected",
+    "too_many_bodies": "large bodies came slowly, and many at a time: look who sends them",
     "body_timeout": "the sender was too slow: raise body_timeout, or look at the network",
     "body_incomplete": "the sender hung up before its body was here",
     "limited": "one event came very often in a minute: look for a retry loop",
