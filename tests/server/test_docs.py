@@ -52,7 +52,7 @@ def test_the_configs_of_the_howto_work() -> None:
     """What the page shows can be pasted."""
     shown = re.findall(r"^```toml\n(.*?)^```", HOWTO, re.MULTILINE | re.DOTALL)
     assert len(shown) == 3
-    environ = {"SHOP_SECRET": "whsec_x"}
+    environ = {"STRIPE_SECRET": "whsec_x"}
     settings = settings_from("\n".join(shown), "howto", environ)
     assert settings.users["olga"].role == "operate"
     assert settings.proxies["orders"].path == "/orders"
