@@ -234,16 +234,6 @@ class Terms(NamedTuple):
     remember_ms: int = 0
     sticky: bool = False
 
-    @property
-    def shortest_ms(self) -> int:
-        """The least that a handler may choose for its own answer."""
-        return 1
-
-    @property
-    def longest_ms(self) -> int:
-        """The most that it may: ten years."""
-        return 315_360_000_000
-
 
 class Record(NamedTuple):
     """Everything a store keeps of one key. Times are milliseconds on the store's clock."""

@@ -17,7 +17,6 @@ from oncekey._core.arguments import (
     NO_KEY,
     Arguments,
     Callers,
-    DeclaredTerms,
     ToolContext,
     Whose,
     as_dict,
@@ -222,7 +221,8 @@ class IdempotencyStore:
                 remember_expired=REMEMBER_SECONDS if self.rules.reject_expired else 0,
             )
         )
-        self._plan = replace(plan, terms=DeclaredTerms(*plan.terms))
+        # Callers were told of ttl_seconds: an answer may be kept longer, but not for less.
+        self._plan = replace(plan, ttl_bounds=(plan.terms.ttl_ms, 604_800_000))
         self._limits = self.rules.limits(limits, clock)
         self._warned, self._callers = set[str](), Callers(join_scope)
         store = backend

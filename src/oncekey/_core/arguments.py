@@ -14,14 +14,13 @@ from uuid import UUID
 from oncekey._core.call import is_async
 from oncekey._core.codec import Codec
 from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequestError
-from oncekey.models import Scope, Terms, check_text, identity_text
+from oncekey.models import Scope, check_text, identity_text
 
 __all__ = [
     "NO_CALLER",
     "NO_KEY",
     "Arguments",
     "Callers",
-    "DeclaredTerms",
     "Identity",
     "ToolContext",
     "Whose",
@@ -268,22 +267,6 @@ class Whose(NamedTuple):
 
 _CALLERS_KEPT: Final = 10_000
 _TEXTS: Final = (str, type(None))
-
-
-class DeclaredTerms(Terms):
-    """Terms of which callers were told: an answer may be kept longer, but not for less."""
-
-    __slots__ = ()
-
-    @property
-    def shortest_ms(self) -> int:
-        """See ``Terms``."""
-        return self.ttl_ms
-
-    @property
-    def longest_ms(self) -> int:
-        """See ``Terms``. Seven days."""
-        return 604_800_000
 
 
 class Callers:

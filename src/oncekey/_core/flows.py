@@ -40,6 +40,7 @@ __all__ = [
     "won",
 ]
 
+TTL_BOUNDS = 1, 315_360_000_000  # of an answer that has one of its own: up to ten years
 FIRST_LOOK = 0.005  # a waiter looks again after 5 ms, then backs off up to the store's poll_seconds
 
 
@@ -65,6 +66,8 @@ class Plan:
     Attributes:
         max_answer_bytes: Answers up to so many bytes are stored as they are,
         pack_up_to: and those up to so many compressed.
+        ttl_bounds: The least and the most that a handler may choose for its own answer, in
+            milliseconds.
         claiming: Terms for the claim alone, where a record that gets no outcome is to be forgotten
             earlier than one that does.
     """
@@ -78,6 +81,7 @@ class Plan:
     monotonic: Callable[[], float] = time.monotonic
     claiming: Terms | None = None
     pack_up_to: int = 0
+    ttl_bounds: tuple[int, int] = TTL_BOUNDS
     replay_errors: tuple[type[Exception], ...] = ()
 
     @classmethod
@@ -138,6 +142,7 @@ class Claim:
     outer: Claim | None = field(default=None, repr=False, compare=False)  # under which this one is
     # Gives None once the block that it is for is gone: an interrupt may have kept it from ending.
     block: Callable[[], object] = field(default=_somewhere, repr=False, compare=False)
+    ttl_bounds: tuple[int, int] = field(default=TTL_BOUNDS, repr=False, compare=False)
 
     @property
     def over(self) -> bool:
@@ -163,9 +168,10 @@ class Claim:
                 f"the ttl of this answer can't be changed: {why}. Set it while the work runs, with "
                 "a guard that is not sticky"
             )
-        lasts = milliseconds(value, "ttl", least=terms.shortest_ms)
-        if lasts > terms.longest_ms:
-            raise PolicyError(f"ttl must be at most {terms.longest_ms / 1000:g} s, got {value!r}")
+        least, most = self.ttl_bounds
+        lasts = milliseconds(value, "ttl", least=least)
+        if lasts > most:
+            raise PolicyError(f"ttl must be at most {most / 1000:g} s, got {value!r}")
         self.terms = terms._replace(ttl_ms=lasts)
 
     def check(self) -> None:
@@ -318,6 +324,7 @@ def won(
         monotonic=plan.monotonic,
         home=_nowhere if store is None else weakref.ref(store),
         outer=outer_claim(),
+        ttl_bounds=plan.ttl_bounds,
     )
 
 

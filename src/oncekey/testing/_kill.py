@@ -90,6 +90,8 @@ class Kill:
     def put_at_completion(self, store: Any) -> None:
         """Set the trap where ``store`` is told of an outcome, in a transaction or not."""
         self.put(store, "complete")
+        if getattr(store, "at_once", None) is not None:
+            self._replace(store, "at_once", None)  # a way around the trap
         make = getattr(store, "records", None)  # what is told of it inside a transaction
         if make is None:
             return
