@@ -11,6 +11,11 @@ from typing import Any, ClassVar, Final, Self
 
 _EXPLAINED: Final = frozenset({__name__, "oncekey.instrument.audit"})
 """The modules whose errors have a section of their own in ``errors.md``."""
+EXPLAINED_END: Final = (
+    "call it with the first ones, use another key for other work, or name what may differ in "
+    "ignore=[...]"
+)
+"""How a conflict of a function ends, by which its whole text is known."""
 
 
 def _rebuild(kind: type[OncekeyError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
@@ -211,7 +216,14 @@ class IdempotencyConflictError(IdempotencyError):
         recovery: str | None = None,
     ) -> None:
         self.agent_id = agent_id
-        super().__init__(operation, errors, recovery=recovery)
+        if not operation.endswith(EXPLAINED_END):
+            super().__init__(operation, errors, recovery=recovery)
+            return
+        # A task queue makes an error anew of its whole text.
+        name, _, said = operation.partition(": ")
+        super().__init__(name, errors, recovery=recovery)
+        message, _, hint = said.partition(". Compared are ")
+        self.explain(message, f"Compared are {hint}")
 
     def explain(self, message: str, suggestion: str) -> None:
         """Say it in the words of whoever was called: a function knows no idempotency_key."""

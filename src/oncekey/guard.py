@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from oncekey._core import call as engine
+from oncekey._core import drive
 from oncekey._core.at_hand import FunctionAnswers, acached, cached
 from oncekey._core.binding import (
     Binding,
@@ -278,10 +279,11 @@ class Once(_Base):
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
     ) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            job = binding.job(args, kwargs)
             try:
-                return run(binding.job(args, kwargs), function, args, kwargs).value
+                return run(job, function, args, kwargs).value
             except IdempotencyConflictError as error:
-                binding.explain(error)
+                drive.run(binding.explain(error, job), self.store)
                 raise
 
         return wrapper
@@ -428,10 +430,11 @@ class AsyncOnce(_Base):
         self, binding: Binding, run: Callable[..., Any], function: Callable[..., Any]
     ) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            job = binding.job(args, kwargs)
             try:
-                return (await run(binding.job(args, kwargs), function, args, kwargs)).value
+                return (await run(job, function, args, kwargs)).value
             except IdempotencyConflictError as error:
-                binding.explain(error)
+                await drive.arun(binding.explain(error, job), self.store)
                 raise
 
         return wrapper

@@ -7,6 +7,7 @@ import logging
 import pickle
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from oncekey import (
     AsyncOnce,
     IdempotencyConflictError,
     IdempotencyStore,
+    MemoryStore,
     Once,
+    SQLiteStore,
     connect,
 )
 from oncekey.adapters import asgi
@@ -130,8 +133,96 @@ def test_a_conflict_of_a_function_speaks_of_its_arguments() -> None:
     assert "Compared are amount, currency:" in text
     assert "idempotency_key" not in text
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
-    plain = IdempotencyConflictError("create")
-    assert str(IdempotencyConflictError(*plain.args)) == str(plain)
+    for error in (caught.value, IdempotencyConflictError("create")):
+        copy = IdempotencyConflictError(*error.args)
+        assert (str(copy), copy.operation) == (str(error), error.operation)
+        assert (copy.message, copy.suggestion) == (error.message, error.suggestion)
+        assert str(IdempotencyConflictError(*copy.args)) == str(error)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_conflict_names_the_argument_that_differs(sync: bool) -> None:
+    """If this process has seen the first ones: by name, never by value."""
+    charge = guarded_charge(sync, MemoryStore(), AsyncMemoryStore())
+    charge("o-1", 5)
+    for args, differs in (
+        (("o-1", 678), "amount differs."),
+        (("o-1", 5, "USD"), "currency differs."),
+        (("o-1", 678, "USD"), "amount, currency differ."),
+    ):
+        with pytest.raises(IdempotencyConflictError, match=f"other arguments: {differs}") as caught:
+            charge(*args)
+        assert "678" not in str(caught.value)
+        assert "USD" not in str(caught.value)
+
+
+def guarded_charge(sync: bool, store: Any, astore: Any, fails: bool = False) -> Any:
+    """A guarded function in either form. Those of one store have the same keys."""
+
+    def charge(order_id: str, amount: int, currency: str = "EUR") -> int:
+        if fails:
+            raise RuntimeError
+        return amount
+
+    async def acharge(order_id: str, amount: int, currency: str = "EUR") -> int:
+        return charge(order_id, amount, currency)
+
+    if sync:
+        return Once(store)(key="order_id", name="charge")(charge)
+    made = AsyncOnce(astore)(key="order_id", name="charge")(acharge)
+    return lambda *args: asyncio.run(made(*args))
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_is_not_known_is_not_said(sync: bool) -> None:
+    """The first arguments of another process, or ones that were too long, or of a failed call."""
+    stores = MemoryStore(), AsyncMemoryStore()
+    first, other = (guarded_charge(sync, *stores) for _ in range(2))
+    first("o-1", 5)
+    with pytest.raises(IdempotencyConflictError, match=r"other arguments\. Compared"):
+        other("o-1", 6)
+    first("o-2", 5, "E" * 5000)
+    with pytest.raises(IdempotencyConflictError, match=r"other arguments\. Compared"):
+        first("o-2", 6)
+    failing = guarded_charge(sync, *stores, fails=True)
+    with pytest.raises(RuntimeError):
+        failing("o-3", 7)  # the key is free again
+    other("o-3", 8)
+    with pytest.raises(IdempotencyConflictError, match=r"other arguments\. Compared"):
+        failing("o-3", 7)
+
+
+def test_the_payloads_of_a_function_are_kept_in_bounds() -> None:
+    """A hundred of them, each for itself: what came before is not told apart any more."""
+    charge = guarded_charge(True, MemoryStore(), None)
+    for number in range(1000):
+        charge(f"o-{number}", number)
+    with pytest.raises(IdempotencyConflictError, match="amount differs"):
+        charge("o-999", 5)
+    with pytest.raises(IdempotencyConflictError, match=r"other arguments\. Compared"):
+        charge("o-1", 5)
+
+
+def test_a_forgotten_look_at_replayed_is_told(tmp_path: Path) -> None:
+    """What a block does again on a replay is refused, where it writes or gives an answer."""
+    with SQLiteStore(tmp_path / "a.db") as store:
+        with store.transaction("k") as tx:
+            tx.answer = {"n": 1}
+        with pytest.raises(OncekeyError, match=r"under 'if not tx.replayed:'"):
+            with store.transaction("k") as tx:
+                tx.connection.execute("SELECT 1")
+        with pytest.raises(OncekeyError, match=r"under 'if not tx.replayed:'"):
+            with store.transaction("k") as tx:
+                tx.answer = {"n": 2}
+        with store.transaction("k") as tx:
+            tx.answer = tx.answer  # changes nothing
+        assert tx.answer == {"n": 1}
+    once = Once("memory://")
+    with once.guard("k") as claim:
+        claim.answer = 1
+    with pytest.raises(LookupError, match=r"under 'if not claim.replayed:'"):
+        with once.guard("k") as claim:
+            claim.answer = 2
 
 
 def test_a_conflict_inside_a_function_is_not_its_own() -> None:

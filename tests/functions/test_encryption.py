@@ -348,7 +348,8 @@ async def test_async_transactions_seal_their_answers(pg_url: str) -> None:
         for replayed in (False, True):
             async with once.transaction("o-1") as tx:
                 assert tx.replayed is replayed
-                tx.answer = SECRET
+                if not tx.replayed:
+                    tx.answer = SECRET
     assert not [
         row
         for row in sql(pg_url, "SELECT answer FROM oncekey_records")

@@ -7,21 +7,29 @@ import decimal
 import enum
 import functools
 import inspect
+import json
 import re
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from types import CodeType
 from typing import Any, Final
 
 from oncekey._core.call import Job
 from oncekey._core.codec import Codec
-from oncekey._core.fingerprint import fingerprint
+from oncekey._core.drive import Flow, Op
+from oncekey._core.fingerprint import fingerprint, form
 from oncekey._core.flows import Plan
 from oncekey._core.placement import users_level
-from oncekey.errors import IdempotencyConflictError, InvalidKeyError
-from oncekey.models import Key, Scope, check_text
+from oncekey.errors import (
+    EXPLAINED_END,
+    IdempotencyConflictError,
+    InvalidKeyError,
+    StoreError,
+)
+from oncekey.models import Key, Record, Scope, check_text
 from oncekey.policy import Policy
 
 __all__ = [
@@ -35,6 +43,10 @@ __all__ = [
 ]
 
 KeySource = str | Sequence[str] | Callable[..., object]
+
+_REST: Final = tuple(Job._field_defaults.values())
+_REMEMBERED: Final = 100
+_REMEMBERED_BYTES: Final = 4096
 
 
 class PerCallKeyWarning(UserWarning):
@@ -143,6 +155,8 @@ class Binding:
         self.plan = Plan.of(policy)
         self.scope = scope
         self.key = key
+        self.recent: dict[bytes, bytes] = {}  # payloads that were seen lately, by their marks
+        self.before = self.recent  # and those before these
         self.alone: Callable[[], bool] = lambda: True  # no other function has its name
         names = list(self.signature.parameters)
         left_out = {ignore} if isinstance(ignore, str) else set(ignore)
@@ -207,18 +221,44 @@ class Binding:
             )
         values = self._bound(args, kwargs)
         name = self._name(args, kwargs, values)
-        payload = fingerprint({part: values[part] for part in self.payload})
-        return Job(Key(self.scope, name), payload, self.plan, self.codec, self.operation)
+        text = form({part: values[part] for part in self.payload})
+        mark = sha256(text).hexdigest().encode()
+        if mark not in self.recent:
+            self._remember(mark, text)
+        made = (Key(self.scope, name), mark, self.plan, self.codec, self.operation, *_REST)
+        return tuple.__new__(Job, made)  # without a named tuple's keyword machinery
 
-    def explain(self, error: IdempotencyConflictError) -> None:
-        """Name the function's own key and arguments in a conflict that is this function's."""
+    def _remember(self, mark: bytes, text: bytes) -> None:
+        """Keep a payload for a while, to say which part of another differs from it."""
+        if len(text) <= _REMEMBERED_BYTES:
+            if len(self.recent) >= _REMEMBERED:
+                self.before, self.recent = self.recent, {}
+            self.recent[mark] = text
+
+    def explain(self, error: IdempotencyConflictError, job: Job) -> Flow[None]:
+        """Name the function's own key and arguments in a conflict that is this function's.
+
+        Which argument differs is known if this process has seen the first ones lately: the store
+        has no more of them than their digest. Their values are never told.
+        """
         if error.operation != self.operation or error.message != type(error).message:
             return  # of something that the function called
+        differs = ""
+        try:
+            found: Record | None = yield Op("read", (job.key,))
+        except StoreError:
+            found = None  # the conflict is what counts
+        lately = {**self.before, **self.recent}
+        first = None if found is None else lately.get(found.fingerprint)
+        now = lately.get(job.fingerprint)
+        if first is not None and now is not None:
+            was, given = json.loads(first), json.loads(now)
+            names = [name for name in self.payload if was.get(name) != given.get(name)]
+            differs = f": {', '.join(names)} differ{'s' if len(names) == 1 else ''}"
         key = "its key function" if callable(self.key) else f"the key {self.key!r}"
         error.explain(
-            f"{key} gave a key that was used before with other arguments",
-            f"Compared are {', '.join(self.payload) or 'none'}: call it with the first ones, use "
-            "another key for other work, or name what may differ in ignore=[...]",
+            f"{key} gave a key that was used before with other arguments{differs}",
+            f"Compared are {', '.join(self.payload) or 'none'}: {EXPLAINED_END}",
         )
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -24,13 +24,31 @@ class OpenClaim:
     Attributes:
         replayed: The work was done before; ``answer`` is what it gave. After the block also: a
             worker that took the key over was done first, and its outcome counts.
-        answer: The stored answer, or what was set in this block.
     """
 
     def __init__(self, claim: Claim | None, answer: Any = None) -> None:
         self.claim = claim
         self.replayed = claim is None
-        self.answer = answer
+        self._answer = answer
+
+    @property
+    def answer(self) -> Any:
+        """The stored answer, or what was set in this block.
+
+        Raises:
+            LookupError: It is set on a replay: look at ``replayed`` first.
+        """
+        return self._answer
+
+    @answer.setter
+    def answer(self, value: Any) -> None:
+        if self.claim is None and value is not self._answer:
+            raise LookupError(
+                "there is an answer already: this key was done before, and nothing is to be done "
+                "again. Put the work of the block under 'if not claim.replayed:', and read "
+                "claim.answer after it"
+            )
+        self._answer = value
 
     @property
     def fence(self) -> int:
@@ -88,7 +106,7 @@ class OpenClaim:
 
     def _settle(self, result: engine.Result) -> None:
         """Take the official outcome: another worker's, if this one was fenced off."""
-        self.answer, self.replayed = result
+        self._answer, self.replayed = result
 
     def _held(self) -> Claim:
         if self.claim is None:

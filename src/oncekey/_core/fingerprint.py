@@ -16,7 +16,7 @@ from oncekey._jcs.fast import FAST, attempt
 from oncekey.canonical import canonicalize
 from oncekey.errors import CanonicalJSONError
 
-__all__ = ["fingerprint", "jsonable"]
+__all__ = ["fingerprint", "form", "jsonable"]
 
 _EXACT = 2**53 - 1
 
@@ -27,11 +27,18 @@ def fingerprint(payload: object) -> bytes:
     Raises:
         CanonicalJSONError: Part of it has no JSON form.
     """
+    return hashlib.sha256(form(payload)).hexdigest().encode()
+
+
+def form(payload: object) -> bytes:
+    """The payload's canonical JSON, of which the fingerprint is made.
+
+    Raises:
+        CanonicalJSONError: Part of it has no JSON form.
+    """
     # What is proved to be plain JSON is its own form.
     text = attempt(payload) if FAST else None
-    if text is None:
-        text = canonicalize(jsonable(payload, "$"))
-    return hashlib.sha256(text).hexdigest().encode()
+    return canonicalize(jsonable(payload, "$")) if text is None else text
 
 
 def jsonable(value: Any, path: str = "$") -> Any:

@@ -67,22 +67,51 @@ ErrorAnswer = Callable[[Exception], Any]
 T = TypeVar("T")
 
 
+_DONE_BEFORE: Final = (
+    "this key was done before, and nothing is to be done again. Put the work of the block under "
+    "'if not tx.replayed:', and read tx.answer after it"
+)
+
+
 class Tx(Generic[C]):
     """What a transaction hands out: where to write, and the answer if the work was done before.
 
     Attributes:
-        connection: What to write on: the connection or session that was passed, or one of the
-            store's own. ``None`` on a replay.
         replayed: The work was done before; ``answer`` is what it gave, and nothing is to be done.
-        answer: The stored answer, or what was set in this block.
         claim: The claim, for its fence and attempts. ``None`` on a replay.
     """
 
     def __init__(self, connection: C, claim: Claim | None, answer: Any = None) -> None:
-        self.connection = connection
+        self._connection = connection
         self.claim = claim
         self.replayed = claim is None
-        self.answer = answer
+        self._answer = answer
+
+    @property
+    def connection(self) -> C:
+        """What to write on: the connection or session that was passed, or one of the store's own.
+
+        Raises:
+            TransactionRefusedError: The work was done before: look at ``replayed`` first.
+        """
+        if self.claim is None:
+            raise TransactionRefusedError(f"there is nothing to write on: {_DONE_BEFORE}")
+        return self._connection
+
+    @property
+    def answer(self) -> Any:
+        """The stored answer, or what was set in this block.
+
+        Raises:
+            TransactionRefusedError: It is set on a replay: look at ``replayed`` first.
+        """
+        return self._answer
+
+    @answer.setter
+    def answer(self, value: Any) -> None:
+        if self.claim is None and value is not self._answer:
+            raise TransactionRefusedError(f"there is an answer already: {_DONE_BEFORE}")
+        self._answer = value
 
     @property
     def session(self) -> C:
@@ -294,7 +323,7 @@ class Block:
         claim = Claim(
             job.key, owner, reply.fence, reply.attempts, reply.takeover, terms, job.operation, begun
         )
-        claim.outer = outer_claim()
+        claim.outer, claim.ttl_bounds = outer_claim(), job.plan.ttl_bounds
         claim.leased_at = float("inf")  # held by the transaction, not by a lease
         self._claim = claim
         kind = EventKind.TAKEOVER if reply.takeover else EventKind.FIRST

@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
+from oncekey._core import drive
 from oncekey._core.binding import KeySource
 from oncekey.errors import (
+    IdempotencyConflictError,
     IdempotencyInFlightError,
     IdempotencyRecursionError,
     InvalidKeyError,
@@ -45,6 +47,7 @@ def guarded_task(
         PolicyError: ``in_flight`` or an option has a value that can't work.
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
+    # Long: both forms of a task, which differ by what is awaited.
     _check(key, in_flight, retry_seconds)
     run = once.runner(transactional, on, options)
     # A worker that waits for another does nothing else meanwhile.
@@ -64,17 +67,23 @@ def guarded_task(
 
         @functools.wraps(function)
         async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-            work = _Work(function)
+            work, job = _Work(function), binding.job(args, kwargs)
             try:
-                return (await run(binding.job(args, kwargs), work, args, kwargs)).value
+                return (await run(job, work, args, kwargs)).value
+            except IdempotencyConflictError as error:
+                await drive.arun(binding.explain(error, job), once.store)
+                raise
             except IdempotencyInFlightError as error:
                 give(error, work)
 
         @functools.wraps(function)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
-            work = _Work(function)
+            work, job = _Work(function), binding.job(args, kwargs)
             try:
-                return run(binding.job(args, kwargs), work, args, kwargs).value
+                return run(job, work, args, kwargs).value
+            except IdempotencyConflictError as error:
+                drive.run(binding.explain(error, job), once.store)
+                raise
             except IdempotencyInFlightError as error:
                 give(error, work)
 
