@@ -36,7 +36,8 @@ def url(aws: str) -> Callable[[], str]:
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
 
     def make() -> str:
-        made = f"dynamodb://keys-{next(_numbers)}?region=eu-west-1&endpoint={aws}"
+        at = f"region=eu-west-1&endpoint={aws}&timeout=60"  # one request at a time: races queue
+        made = f"dynamodb://keys-{next(_numbers)}?{at}"
         with connect(made) as store:
             assert isinstance(store, DynamoDBStore)
             assert len(store.create_schema()) == 2
@@ -298,7 +299,7 @@ def test_what_is_set_up_wrongly_is_told(aws: str, table: str) -> None:
         with pytest.raises(StoreConfigError, match=told):
             connect(wrong)
     gone = connect("dynamodb://keys?region=eu-west-1&endpoint=http://127.0.0.1:9&timeout=1")
-    with gone, pytest.raises(StoreUnavailableError):
+    with gone, pytest.raises(StoreUnavailableError, match="region, endpoint"):
         gone.read(_key())
     with pytest.raises(StoreClosedError):
         gone.read(_key())

@@ -442,6 +442,8 @@ def _named(error: Exception, table: str) -> StoreError:
         )
     if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
         return StoreTimeoutError("DynamoDB did not answer in time: see timeout, and the network")
+    if isinstance(error, aws.EndpointConnectionError):
+        return StoreUnavailableError("DynamoDB can't be reached: check region, endpoint, network")
     return StoreUnavailableError(
         f"DynamoDB could not be asked ({code or type(error).__name__}); if it is throttled, raise "
         "the table's limits"
