@@ -167,7 +167,7 @@ class IdempotencyMiddleware:
         exchange.ready = True
         exchange.body = body  # type: ignore[assignment]
         if reply is not None and reply.verdict is _WON:
-            exchange.claim = won(key, owner, reply, plan, job.operation, now, store)
+            exchange.claim = won(key, owner, reply, plan, job.operation, now, store)  # pyright: ignore[reportPossiblyUnboundVariable]
             rules.limits.count(exchange.claim)
         return exchange
 
