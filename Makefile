@@ -12,8 +12,8 @@ CACHE := $(VENV)/cache
 
 # What you may set: make test PYTEST_ARGS="-k storm -x" PYTEST_WORKERS=4
 PYTEST_ARGS ?=
-# Two a core: half of what the tests do is waiting for servers and processes.
-PYTEST_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+# One more than there are cores: some tests wait for servers, and each worker costs a start.
+PYTEST_WORKERS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # One a core: the time that a fault takes is looked at.
 FAULTS_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 BENCH_ARGS ?=

@@ -55,6 +55,7 @@ HEAVY = (
     "tests/stores/test_postgres",
     "tests/stores/test_redis",
     "tests/stores/test_sqlite_bad_input",
+    "tests/stores/test_sqlite_durability",
     "tests/testing/",
     "tests/test_release",
     "tests/transactions/",
@@ -71,9 +72,13 @@ LIGHT = (
 # What `make faults` and `make test-all` run and `make test` does not: long forms of what shorter
 # tests show too.
 LONGER = (
+    "tests/docs/test_demo.py::test_demo_finds_what_a_wrong_receiver_does[unmarked",
+    "tests/faults/test_delivery_storm.py::test_storm_on_postgresql[lease",
+    "tests/faults/test_delivery_storm.py::test_storm_on_sqlite[lease",
     "tests/faults/test_first_seen_processes",
     "tests/faults/test_kill_storm",
     "tests/faults/test_laboratory.py::test_a_known_race_is_found[check-then-put",
+    "tests/faults/test_laboratory.py::test_a_transaction_holds",
     "tests/faults/test_laboratory.py::test_our_receiver_holds",
     "tests/faults/test_laboratory.py::test_our_stores_hold[postgresql",
     "tests/faults/test_laboratory.py::test_our_stores_hold[redis",
@@ -90,6 +95,10 @@ LONGER = (
     "tests/resilience/test_outage_load",
     "tests/stores/test_postgres_race",
     "tests/stores/test_postgres_sweep.py::test_a_step_of_sweeping_stays_cheap[4",
+    *(  # one step before the server has promised anything, and one after, stay
+        f"tests/transactions/test_crashes.py::test_server_that_crashes_leaves_all_or_nothing[{step}"
+        for step in ("claimed", "written", "joined")
+    ),
 )
 
 

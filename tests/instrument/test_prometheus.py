@@ -52,6 +52,7 @@ def test_two_workers_have_one_set_of_metrics(
     if kind != "sqlite":
         url = request.getfixturevalue({"postgres": "pg_url", "redis": "redis_url"}[kind])
     with served(tmp_path, url) as site:
+        site.wake(tmp_path / "metrics")
         site.load(0)
         first = site.scrape()
         site.load(1000)

@@ -115,6 +115,12 @@ class Databases:
         self._taken: list[str] = []
         self._ready: list[str] = []
         self._tables: dict[str, Tables] = {}
+        self._kept: Any = None
+
+    def close(self) -> None:
+        """Let the server go."""
+        if self._kept is not None:
+            self._kept.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
@@ -138,13 +144,7 @@ class Databases:
         """Empty what was handed out."""
         while self._taken:
             name = self._taken.pop()
-            # Not through the database itself: it may be set to read-only or to time out.
-            sql(
-                self._server.url(),
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                f"WHERE datname = '{name}'",
-                f"ALTER DATABASE {name} RESET ALL",
-            )
+            self._clear(name)
             url = self._server.url(name)
             if name in self._tables and self._tables[name].put_back(url):
                 self._ready.append(name)
@@ -152,6 +152,28 @@ class Databases:
             self._tables.pop(name, None)
             sql(url, RESET)
             self._free.append(name)
+
+    def _clear(self, name: str) -> None:
+        """End whatever is connected, and forget what was set.
+
+        Not through the database itself: it may be set to read-only or to time out. The connection
+        is kept for the next time, unless a test ended the server in between.
+        """
+        import psycopg
+
+        ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s"
+        for _ in range(2):
+            if self._kept is None:
+                self._kept = _connected(self._server.url())
+            try:
+                self._kept.execute(ended, [name])
+                self._kept.execute(f"ALTER DATABASE {name} RESET ALL")
+            except psycopg.OperationalError:
+                self._kept.close()
+                self._kept = None
+            else:
+                return
+        raise AssertionError("the server ends connections at once")
 
 
 class Given:
@@ -167,7 +189,9 @@ class Given:
 @pytest.fixture(scope="session")
 def _own() -> Iterator[Databases]:
     for server in running(fsync="off", max_connections="400"):
-        yield Databases(server)
+        databases = Databases(server)
+        yield databases
+        databases.close()
 
 
 @pytest.fixture
@@ -196,7 +220,9 @@ def postgres(request: pytest.FixtureRequest, _given: Databases | None) -> Iterat
 @pytest.fixture(scope="session")
 def _timed() -> Iterator[Databases]:
     for server in running(moved_clock=True, fsync="off"):
-        yield Databases(server)
+        databases = Databases(server)
+        yield databases
+        databases.close()
 
 
 @pytest.fixture

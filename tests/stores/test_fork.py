@@ -537,7 +537,7 @@ FORKS_FROM_THREADS = """
     from oncekey.stores.sqlite import SQLiteStore
 
     kind, path = sys.argv[1:]
-    store = MemoryStore() if kind == "memory" else SQLiteStore(path, busy_timeout=10)
+    store = MemoryStore() if kind == "memory" else SQLiteStore(path, durability="normal")
     scope, terms = Scope("once", "fork"), Terms(lease_ms=30_000, ttl_ms=86_400_000)
     failed = []
 
