@@ -11,8 +11,56 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.scale import SHORT
+from tests.servers.fixtures_pg import (
+    _given,
+    _own,
+    _timed,
+    own_postgres,
+    own_url,
+    pg_url,
+    postgres,
+    timed_postgres,
+    timed_url,
+)
+from tests.servers.papers import papers
+from tests.servers.redis import (
+    _plain_cluster,
+    _plain_sentinel,
+    _plain_server,
+    make_proxy,
+    make_server,
+    open_redis,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+    redis_url,
+)
 
 from oncekey.testing import ManualClock
+
+# Servers are here and nowhere else: a module that imports a fixture of a session has its own.
+__all__ = [
+    "_given",
+    "_own",
+    "_plain_cluster",
+    "_plain_sentinel",
+    "_plain_server",
+    "_timed",
+    "make_proxy",
+    "make_server",
+    "open_redis",
+    "own_postgres",
+    "own_url",
+    "papers",
+    "pg_url",
+    "postgres",
+    "redis_cluster",
+    "redis_sentinel",
+    "redis_server",
+    "redis_url",
+    "timed_postgres",
+    "timed_url",
+]
 
 # The same examples every time: a property that fails does so on every machine.
 settings.register_profile("oncekey", deadline=None, derandomize=True, print_blob=True)
@@ -110,6 +158,7 @@ FIRST = (
     "tests/interop/test_adcp_platform",
     "tests/signatures/test_adcp_peer",
     "tests/signatures/test_adcp_contract.py::test_a_host_has_the_ascii_form",
+    "tests/signatures/test_adcp_requests.py::test_its_signer_is_accepted",
     "tests/interop/test_storyboard",
     "tests/examples/",
     "tests/contract/test_model_servers",

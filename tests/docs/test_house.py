@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -48,3 +50,22 @@ def test_a_reason_counts_only_at_the_top(size: ModuleType, tmp_path: Path) -> No
     assert found.long_files == {"e.lua": 501}
     assert found.reasoned == {"b.py::told": "it counts.", "d.sql": "one table."}
     assert found.lines == 62 + 64 + 64 + 502 + 501
+
+
+def test_servers_are_started_once_a_process() -> None:
+    """Only the root's conftest imports fixtures: elsewhere each import starts a server of its own."""
+    tests = Path(__file__).parents[1]
+    servers = tests / "servers"
+    fixture = re.compile(r"^@pytest\.fixture.*\n(?:async )?def (\w+)", re.MULTILINE)
+    names = {name for file in servers.glob("*.py") for name in fixture.findall(file.read_text())}
+    assert {"_own", "_plain_server"} <= names
+    imported = {
+        f"{file.relative_to(tests)}: {alias.name}"
+        for file in tests.rglob("*.py")
+        if file != tests / "conftest.py"
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.servers")
+        for alias in node.names
+        if alias.name in names
+    }
+    assert imported == set()

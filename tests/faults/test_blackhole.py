@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 from oncekey import Once, connect
 from oncekey.errors import StoreError

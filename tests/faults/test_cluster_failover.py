@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable
 
 from tests.faults.under_load import load
-from tests.servers.redis import Server, eventually, make_server, synced
+from tests.servers.redis import Server, eventually, synced
 
 from oncekey.errors import StoreUnavailableError
 from oncekey.stores.redis import RedisStore
 from oncekey.stores.redis.topology import slot
-
-__all__ = ["make_server"]
 
 NODE_TIMEOUT_MS = 2000
 BOUNDS = [0, 5461, 10_923, 16_384]

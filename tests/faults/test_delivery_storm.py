@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 from tests.scale import scaled
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 WHOLE = int(os.environ.get("ONCEKEY_STORM", "0"))
 SEED = int(os.environ.get("ONCEKEY_STORM_SEED", "20261116"))
@@ -72,13 +70,13 @@ def test_storm_on_sqlite(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["lease", "transactional"])
-def test_storm_on_postgresql(tmp_path: Path, own_url: str, mode: str) -> None:  # noqa: F811
+def test_storm_on_postgresql(tmp_path: Path, own_url: str, mode: str) -> None:
     """Killed workers lose no event; with transactions the effects are as many as the events."""
     options = ["--transactional"] if mode == "transactional" else []
     check(storm(tmp_path, own_url, 1500 if options else 2000, *options))
 
 
-def test_storm_on_redis(tmp_path: Path, redis_server: Any) -> None:  # noqa: F811
+def test_storm_on_redis(tmp_path: Path, redis_server: Any) -> None:
     """Killed workers lose no event, and only a kill after an effect can repeat it."""
     check(storm(tmp_path, redis_server.url, 3000))
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tests.faults.conftest import Spawn
 from tests.faults.test_kill_storm import KEYS, SCOPE, TRAPS, Storm, judged
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 from oncekey import connect
 from oncekey.models import Key

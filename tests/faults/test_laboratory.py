@@ -16,8 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import Server, _plain_server, redis_server  # noqa: F401 - fixtures
+from tests.servers.redis import Server
 
 from oncekey.cli import main
 from oncekey.errors import PolicyError
@@ -104,7 +103,7 @@ def test_a_transaction_holds_exactly_once_while_workers_are_killed(place: Place)
     assert "no effect happened twice" in told
 
 
-def test_our_receiver_holds_while_its_store_fails(place: Place, redis_server: Server) -> None:  # noqa: F811
+def test_our_receiver_holds_while_its_store_fails(place: Place, redis_server: Server) -> None:
     """On Redis: silence, a partition, lost replies and broken connections."""
     url = f"{redis_server.url}?check=off&timeout=2&prefix={place.port}"
     report = place.lab("ours", url).run(STORE).check()

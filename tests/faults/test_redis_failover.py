@@ -12,26 +12,12 @@ import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
 from tests.faults.under_load import load
-from tests.servers.redis import (
-    ClusterGroup,
-    Proxy,
-    SentinelGroup,
-    Server,
-    _plain_cluster,
-    eventually,
-    make_proxy,
-    make_server,
-    open_redis,
-    redis_cluster,
-    synced,
-)
+from tests.servers.redis import ClusterGroup, Proxy, SentinelGroup, Server, eventually, synced
 
 from oncekey.errors import StoreUnavailableError
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores.redis import RedisStore
 from oncekey.stores.redis.topology import slot
-
-__all__ = ["_plain_cluster", "make_proxy", "make_server", "open_redis", "redis_cluster"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 PRINT = b"f" * 64

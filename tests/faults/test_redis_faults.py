@@ -10,31 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.servers.redis import (
-    Group,
-    Proxy,
-    Server,
-    _plain_cluster,
-    _plain_server,
-    make_proxy,
-    open_redis,
-    redis_cluster,
-    redis_server,
-)
+from tests.servers.redis import Group, Proxy, Server
 
 from oncekey import AsyncOnce, Once
 from oncekey.errors import StoreUnavailableError
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores.redis import RedisBackend, RedisStore
-
-__all__ = [
-    "_plain_cluster",
-    "_plain_server",
-    "make_proxy",
-    "open_redis",
-    "redis_cluster",
-    "redis_server",
-]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 SHORT = Terms(lease_ms=1_000, ttl_ms=2_000)

@@ -14,31 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.redis import (
-    ClusterGroup,
-    Proxy,
-    Server,
-    _plain_cluster,
-    _plain_server,
-    make_proxy,
-    open_redis,
-    redis_cluster,
-    redis_server,
-)
+from tests.servers.redis import ClusterGroup, Proxy, Server
 
 from oncekey.errors import StoreTimeoutError, StoreUnavailableError
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores.redis import RedisBackend, RedisStore
 from oncekey.stores.redis.topology import slot
-
-__all__ = [
-    "_plain_cluster",
-    "_plain_server",
-    "make_proxy",
-    "open_redis",
-    "redis_cluster",
-    "redis_server",
-]
 
 TERMS = Terms(lease_ms=3_600_000, ttl_ms=86_400_000)
 A, B = b"a" * 16, b"b" * 16

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from tests.servers.postgres import running
-from tests.servers.redis import Server, eventually, make_server, open_redis
+from tests.servers.redis import Server, eventually
 
 from oncekey.errors import StoreError
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores.postgres import PostgresStore
-
-__all__ = ["make_server", "open_redis"]
 
 TERMS = Terms(lease_ms=60_000, ttl_ms=86_400_000)
 PRINT = b"f" * 64

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.faults.conftest import Spawn
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 from oncekey import Once, connect
 from oncekey.guard import current_claim

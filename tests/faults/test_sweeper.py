@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import _own, own_postgres, own_url  # noqa: F401 - fixtures
-from tests.servers.redis import _plain_server, redis_server  # noqa: F401 - fixtures
 
 from oncekey import connect
 from oncekey.abc import Sweepable

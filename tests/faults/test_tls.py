@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from tests.servers.fixtures_pg import _own, own_postgres, own_url
-from tests.servers.papers import Papers, papers
-from tests.servers.redis import Server, _plain_server, redis_server
+from tests.servers.papers import Papers
+from tests.servers.redis import Server
 from tests.servers.wire import SSL_REQUEST
 
 from oncekey import aconnect, connect
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.testing import Proxy
-
-__all__ = ["_own", "_plain_server", "own_postgres", "own_url", "papers", "redis_server"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 A, B = b"a" * 16, b"b" * 16

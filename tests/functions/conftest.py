@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import _given, _own, own_postgres, pg_url, postgres
-from tests.servers.redis import _plain_server, redis_server, redis_url
 
 from oncekey import (
     AsyncSQLiteStore,
@@ -21,17 +19,6 @@ from oncekey import (
     RedisStore,
     SQLiteStore,
 )
-
-__all__ = [
-    "_given",
-    "_own",
-    "_plain_server",
-    "own_postgres",
-    "pg_url",
-    "postgres",
-    "redis_server",
-    "redis_url",
-]
 
 KINDS = ["memory", "sqlite", "postgres", "redis"]
 MakeStore = Callable[..., Any]

@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 from tests.inbox.answering import OK, answering, delivery, read_request, serving, target_at
-from tests.servers.papers import Papers, papers
+from tests.servers.papers import Papers
 
 from oncekey.errors import PolicyError
 from oncekey.inbox.targets import HttpTarget
 from oncekey.inbox.targets.client import HttpClient
 from oncekey.inbox.targets.replies import Reply, SendError
-
-__all__ = ["papers"]
 
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 LONG = 20.0

@@ -6,18 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import _given, _own, own_postgres, postgres
-from tests.servers.redis import _plain_server, redis_server, redis_url
-
-__all__ = [
-    "_given",
-    "_own",
-    "_plain_server",
-    "own_postgres",
-    "postgres",
-    "redis_server",
-    "redis_url",
-]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -14,8 +14,6 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from tests.servers.fixtures_pg import _given, _own, own_postgres, pg_url, postgres
-from tests.servers.redis import _plain_server, redis_server, redis_url
 
 from oncekey import MemoryStore, PolicyError, aconnect, connect, signature_bound
 from oncekey.instrument import Event, EventKind, subscribe
@@ -24,17 +22,6 @@ from oncekey.signatures import Provider, provider
 from oncekey.signatures.base import put_header
 from oncekey.signatures.event_fields import event_field
 from oncekey.testing import SignedDelivery, sample, sample_provider
-
-__all__ = [
-    "_given",
-    "_own",
-    "_plain_server",
-    "own_postgres",
-    "pg_url",
-    "postgres",
-    "redis_server",
-    "redis_url",
-]
 
 JSON = {"Content-Type": "application/json"}
 

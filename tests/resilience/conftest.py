@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.fixtures_pg import _given, _own, own_postgres, own_url, pg_url, postgres
 
 from oncekey import AsyncSQLiteStore, SQLiteStore
 from oncekey.errors import StoreTimeoutError
 from oncekey.models import Key, Scope, Terms
-
-__all__ = ["_given", "_own", "own_postgres", "own_url", "pg_url", "postgres"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 ASKED = ("claim", "complete", "renew", "release", "first_seen", "read", "write", "now")

@@ -8,9 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.server.kit import CONFIG, ENVIRON, HOST
-from tests.servers.fixtures_pg import _given, _own, own_postgres, pg_url, postgres
-
-__all__ = ["_given", "_own", "own_postgres", "pg_url", "postgres"]
 
 from oncekey.server.app import make_app
 from oncekey.server.config import settings_from

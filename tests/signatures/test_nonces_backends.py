@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from tests.servers.fixtures_pg import _given, _own, own_postgres, pg_url, postgres
-from tests.servers.redis import _plain_server, free_port, redis_server, redis_url
+from tests.servers.redis import free_port
 from tests.signatures.cases import NOW
 from tests.signatures.schemes import scheme
 
@@ -22,17 +21,6 @@ from oncekey.adcp.signatures import adcp_provider
 from oncekey.models import Key, Scope
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.verdict import Nonce
-
-__all__ = [
-    "_given",
-    "_own",
-    "_plain_server",
-    "own_postgres",
-    "pg_url",
-    "postgres",
-    "redis_server",
-    "redis_url",
-]
 
 COPIES = 16
 REPLAYED = "webhook_signature_replayed"

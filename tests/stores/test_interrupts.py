@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.redis import _plain_server, redis_server
 from tests.stores.interrupting import Interrupt, SoftLimit, every_point, in_own_thread
 
 from oncekey import (
@@ -39,8 +38,6 @@ from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import database, files, lending, transactions
 from oncekey.stores.sqlite import store as sqlite_store
 from oncekey.testing import ManualClock
-
-__all__ = ["_plain_server", "redis_server"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 WAIT = 60  # seconds after which a hang is one; nothing waits for it

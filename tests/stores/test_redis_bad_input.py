@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from tests.servers.redis import (
-    Server,
-    _plain_server,
-    eventually,
-    make_server,
-    open_redis,
-    redis_server,
-    synced,
-)
+from tests.servers.redis import Server, eventually, synced
 
 from oncekey import aconnect, connect
 from oncekey.errors import (
@@ -34,8 +26,6 @@ from oncekey.errors import (
 )
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores.redis import RedisBackend, RedisStore
-
-__all__ = ["_plain_server", "make_server", "open_redis", "redis_server"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 

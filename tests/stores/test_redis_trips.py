@@ -8,20 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.servers.redis import (
-    Proxy,
-    Server,
-    _plain_server,
-    eventually,
-    make_proxy,
-    open_redis,
-    redis_server,
-)
+from tests.servers.redis import Proxy, Server, eventually
 
 from oncekey.models import Key, Scope, Terms, Verdict
 from oncekey.stores.redis import RedisStore
-
-__all__ = ["_plain_server", "make_proxy", "open_redis", "redis_server"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 MARK = b"f" * 64

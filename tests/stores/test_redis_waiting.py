@@ -12,21 +12,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.servers.redis import (
-    Group,
-    Server,
-    _plain_cluster,
-    _plain_server,
-    eventually,
-    redis_cluster,
-    redis_server,
-)
+from tests.servers.redis import Group, Server, eventually
 
 from oncekey.errors import StoreClosedError
 from oncekey.models import Key, Record, Scope, State, Terms, Verdict
 from oncekey.stores.redis import RedisBackend, RedisStore
-
-__all__ = ["_plain_cluster", "_plain_server", "redis_cluster", "redis_server"]
 
 TERMS = Terms(lease_ms=600_000, ttl_ms=86_400_000)
 LONG = 600.0  # seconds that a waiter would sleep if nobody woke it

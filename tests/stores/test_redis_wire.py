@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio.connection
-from tests.servers.redis import Proxy, Server, _plain_server, make_proxy, redis_server
+from tests.servers.redis import Proxy, Server
 
 from oncekey.conformance import CHECKS, Check, arun_check
 from oncekey.errors import StoreTimeoutError
@@ -19,8 +19,6 @@ from oncekey.stores.redis import AsyncRedisStore, wire
 from oncekey.stores.redis.operations import command
 from oncekey.stores.redis.topology import Send
 from oncekey.stores.redis.wire import DriverWire, TransportWire, Wire
-
-__all__ = ["_plain_server", "make_proxy", "redis_server"]
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 FAR = 10.0**9

@@ -1,7 +1,0 @@
-"""A PostgreSQL server for the examples that need one."""
-
-from __future__ import annotations
-
-from tests.servers.fixtures_pg import _given, _own, own_postgres, postgres
-
-__all__ = ["_given", "_own", "own_postgres", "postgres"]
