@@ -42,7 +42,7 @@ async def test_options_come_from_the_url_or_the_call(tmp_path: pathlib.Path) -> 
         ("", "not a store URL"),
         ("file.db", "not a store URL"),
         ("://x", "not a store URL"),
-        ("oracle://x", "there are memory, postgres"),
+        ("oracle://x", "there are dynamodb, memory, postgres"),
         ("sqlite://file.db", "sqlite:///file.db"),
         ("sqlite:///", "names no file"),
         ("sqlite:///x.db?durabilty=full", "no option 'durabilty'"),
@@ -96,7 +96,7 @@ def test_third_parties_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(connect("mine://x", max_entries=5), MemoryStore)
     with pytest.raises(StoreConfigError, match="no async form"):
         aconnect("mine://x")
-    with pytest.raises(StoreConfigError, match="there are memory, mine, postgres"):
+    with pytest.raises(StoreConfigError, match="there are dynamodb, memory, mine, postgres"):
         connect("yours://x")
     plugin.open_sync = lambda url, options: object()
     with pytest.raises(StoreConfigError, match=r"no oncekey\.abc\.Store"):
