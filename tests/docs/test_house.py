@@ -53,7 +53,7 @@ def test_a_reason_counts_only_at_the_top(size: ModuleType, tmp_path: Path) -> No
 
 
 def test_servers_are_started_once_a_process() -> None:
-    """Only the root's conftest imports fixtures: elsewhere each import starts a server of its own."""
+    """Only the root conftest imports fixtures: elsewhere an import starts a server of its own."""
     tests = Path(__file__).parents[1]
     servers = tests / "servers"
     fixture = re.compile(r"^@pytest\.fixture.*\n(?:async )?def (\w+)", re.MULTILINE)
