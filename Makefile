@@ -86,7 +86,7 @@ check: $(VENV)/check/.deps ## Lint, formatting, types (mypy and basedpyright), i
 	test -z "$$failed" || { echo "check failed:$$failed" >&2; exit 1; }
 
 .PHONY: test-browser
-test-browser: $(VENV)/browser/.wheel $(VENV)/axe/.done ## Drive the dashboard with the Chromium of this machine
+test-browser: $(VENV)/browser/.wheel $(VENV)/axe/.done ## Drive the dashboard, and the docs if they are built, with this machine's Chromium
 	@ONCEKEY_TEST_INSTALLED=1 ONCEKEY_TEST_AXE=$(CURDIR)/$(VENV)/axe $(VENV)/browser/bin/python -m pytest \
 	    -o cache_dir=$(CACHE)/pytest-browser tests/browser $(PYTEST_ARGS)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,33 +19,9 @@ from oncekey.testing import signed
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make test-browser installs it")
 
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SHOTS = os.environ.get("ONCEKEY_TEST_SHOTS", "")
 PAGES = ("", "/events", "/issues", "/rejected", "/targets", "/sources", "/keys", "/audit")
 READER = "a-token-that-may-only-read"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """A browser, shared by the tests; each has a context of its own."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium in CI: apt-get install chromium")
-        pytest.skip("no Chromium here: install the distribution's")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
