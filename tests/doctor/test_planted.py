@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from tests.doctor import faulty
 from tests.doctor.faulty import STRIPE, Good, served
-from tests.servers.fixtures_pg import Databases, _with_schema, sql
+from tests.servers.fixtures_pg import Databases, _with_schema, served, sql
 from tests.servers.pooler import TransactionPooler
-from tests.servers.postgres import running
 
 from oncekey import connect
 from oncekey.doctor import Report, Severity, check_app, check_receiver, check_store
@@ -68,8 +67,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture(scope="session")
 def _sound() -> Iterator[Databases]:
-    for server in running(fsync="on", autovacuum="on"):
-        yield Databases(server)
+    yield from served(fsync="on", autovacuum="on")
 
 
 @pytest.fixture

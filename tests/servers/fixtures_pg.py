@@ -186,12 +186,17 @@ class Given:
         return urlunsplit(urlsplit(self._url)._replace(path=f"/{database}"))
 
 
-@pytest.fixture(scope="session")
-def _own() -> Iterator[Databases]:
-    for server in running(fsync="off", max_connections="400"):
+def served(**options: Any) -> Iterator[Databases]:
+    """The databases of a server of our own; closed before it is ended."""
+    for server in running(**options):
         databases = Databases(server)
         yield databases
         databases.close()
+
+
+@pytest.fixture(scope="session")
+def _own() -> Iterator[Databases]:
+    yield from served(fsync="off", max_connections="400")
 
 
 @pytest.fixture
@@ -202,9 +207,12 @@ def own_postgres(_own: Databases) -> Iterator[Databases]:
 
 
 @pytest.fixture(scope="session")
-def _given() -> Databases | None:
+def _given() -> Iterator[Databases | None]:
     url = os.environ.get("ONCEKEY_TEST_PG_URL")
-    return Databases(Given(url)) if url else None
+    databases = Databases(Given(url)) if url else None
+    yield databases
+    if databases is not None:
+        databases.close()
 
 
 @pytest.fixture
@@ -219,10 +227,7 @@ def postgres(request: pytest.FixtureRequest, _given: Databases | None) -> Iterat
 
 @pytest.fixture(scope="session")
 def _timed() -> Iterator[Databases]:
-    for server in running(moved_clock=True, fsync="off"):
-        databases = Databases(server)
-        yield databases
-        databases.close()
+    yield from served(moved_clock=True, fsync="off")
 
 
 @pytest.fixture
