@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.doctor import faulty
 from tests.doctor.faulty import STRIPE, Good, served
-from tests.servers.fixtures_pg import Databases, _with_schema, served, sql
+from tests.servers.fixtures_pg import Databases, _with_schema, databases_of, sql
 from tests.servers.pooler import TransactionPooler
 
 from oncekey import connect
@@ -67,7 +67,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture(scope="session")
 def _sound() -> Iterator[Databases]:
-    yield from served(fsync="on", autovacuum="on")
+    yield from databases_of(fsync="on", autovacuum="on")
 
 
 @pytest.fixture

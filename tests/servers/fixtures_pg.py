@@ -186,7 +186,7 @@ class Given:
         return urlunsplit(urlsplit(self._url)._replace(path=f"/{database}"))
 
 
-def served(**options: Any) -> Iterator[Databases]:
+def databases_of(**options: Any) -> Iterator[Databases]:
     """The databases of a server of our own; closed before it is ended."""
     for server in running(**options):
         databases = Databases(server)
@@ -196,7 +196,7 @@ def served(**options: Any) -> Iterator[Databases]:
 
 @pytest.fixture(scope="session")
 def _own() -> Iterator[Databases]:
-    yield from served(fsync="off", max_connections="400")
+    yield from databases_of(fsync="off", max_connections="400")
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def postgres(request: pytest.FixtureRequest, _given: Databases | None) -> Iterat
 
 @pytest.fixture(scope="session")
 def _timed() -> Iterator[Databases]:
-    yield from served(moved_clock=True, fsync="off")
+    yield from databases_of(moved_clock=True, fsync="off")
 
 
 @pytest.fixture
