@@ -43,7 +43,7 @@ class Threaded(Answers, AsyncBrowsable, Generic[S]):
 
     def with_clock(self, clock: Clock) -> Self:
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _store=self._store.with_clock(clock), _view=True)
+        vars(view).update(vars(self), _store=self._store.with_clock(clock), _view=True)
         return view
 
     def _threads(self) -> _Threads:

@@ -95,14 +95,14 @@ def _record(item: Item | None) -> Record | None:
 
 def _made(region: str | None, endpoint: str | None, timeout: float) -> Any:
     """A client of our own. Its session is its own, too: no lock of it was held at a fork."""
-    import boto3
+    from boto3.session import Session
     from botocore.config import Config
 
     retries = {"mode": "standard", "total_max_attempts": 3}
     times = {"connect_timeout": timeout, "read_timeout": timeout}
     config = Config(**times, retries=retries, max_pool_connections=THREADS)
-    place = {"region_name": region, "endpoint_url": endpoint}
-    return boto3.session.Session().client("dynamodb", **place, config=config)
+    place: Any = {"region_name": region, "endpoint_url": endpoint}
+    return Session().client("dynamodb", **place, config=config)
 
 
 class DynamoDBStore(Store, Browsable, ClockInjectable):
@@ -171,7 +171,7 @@ class DynamoDBStore(Store, Browsable, ClockInjectable):
     def with_clock(self, clock: Clock) -> Self:
         """The same records, seen by another clock, which is taken to be everybody's."""
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _clock=clock, _margin=0, _opened=False)
+        vars(view).update(vars(self), _clock=clock, _margin=0, _opened=False)
         return view
 
     def _ask(self, method: str, **arguments: Any) -> Any:
