@@ -158,7 +158,7 @@ const keys = {
   g: () => { waiting = true; },
 };
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;  // a closed one may hold the focus a moment longer
   if (waiting) {
     waiting = false;
     const link = document.querySelector(`[data-go="${CSS.escape(event.key)}"]`);
