@@ -56,6 +56,7 @@ TITLES = {
     "receiver": "Webhook receiver behind uvicorn",
     "http": "Idempotency-Key header behind uvicorn",
     "canonical": "Canonical hash",
+    "gateway": "Gateway: ingest, delivery and the inbox",
     "targets": "Targets",
     "growth": "Growth",
 }

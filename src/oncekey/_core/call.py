@@ -344,7 +344,7 @@ def recorded_at_once(store: AsyncStore, job: Job, claim: Claim, value: Any) -> b
 
 async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Result:
     """Record the outcome, whatever happens to this task."""
-    if recorded_at_once(store, job, claim, value):
+    if store.at_once is not None and recorded_at_once(store, job, claim, value):
         return _new(Result, (value, False))
     if store.never_waits:  # then nothing can happen to this task meanwhile
         return await arun(_record(job, claim, value), store)

@@ -19,7 +19,8 @@ from oncekey._core import notes, waiters
 from oncekey._core.drive import Flow, Op, Pause
 from oncekey._core.notes import PendingCall
 from oncekey.errors import ClaimLostError, PolicyError, StoreError, StoreTimeoutError
-from oncekey.instrument.events import EventKind, emit, listening
+from oncekey.instrument import events
+from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Terms
 from oncekey.policy import Duration, Policy, milliseconds
 
@@ -282,7 +283,7 @@ def held_here(key: Key, store: Any, reply: ClaimReply | None = None) -> bool:
     The store's reply tells by its fence. A transaction shows its claim to nobody before it commits,
     so that one is known by its store, without asking.
     """
-    claim = outer_claim()
+    claim = None if CURRENT.get(None) is None else outer_claim()
     while claim is not None:
         if claim.key == key and not claim.settled:
             if reply is not None and reply.fence == claim.fence:
@@ -323,7 +324,7 @@ def won(
         begun,
         monotonic=plan.monotonic,
         home=_nowhere if store is None else weakref.ref(store),
-        outer=outer_claim(),
+        outer=None if CURRENT.get(None) is None else outer_claim(),
         ttl_bounds=plan.ttl_bounds,
     )
 
@@ -396,7 +397,7 @@ def acquire(
     finally:
         if waited:
             waiters.leave(key, store)
-    if listening():
+    if events._listeners:
         spent = monotonic() - begun
         if waited:
             emit(EventKind.WAITED, key, operation, duration=spent)
@@ -435,7 +436,7 @@ def complete(claim: Claim, answer: bytes, monotonic: Callable[[], float]) -> Flo
     claim.settled = True
     if not held:
         claim.lost = True
-    if listening():
+    if events._listeners:
         _tell_settled(claim, EventKind.COMPLETED, held, monotonic)
     return held
 
@@ -453,7 +454,7 @@ def release(
             raise
         held = yield op
     claim.settled = True
-    if listening():
+    if events._listeners:
         reason = type(error).__name__ if error is not None else ""
         _tell_settled(claim, EventKind.RELEASED, held, monotonic, reason)
     return held

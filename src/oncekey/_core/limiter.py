@@ -109,15 +109,15 @@ class InsertLimiter(Forking):
             del self._counts[oldest]
 
     def _is_over(self, counts: list[dict[int, int]], now: float) -> bool:
-        return all(
-            max(slices, default=0) <= int(now / (seconds / _SLICES)) - _SLICES
-            for slices, (_, seconds) in zip(counts, self._windows, strict=True)
-        )
+        for slices, (_, seconds) in zip(counts, self._windows, strict=True):
+            if max(slices, default=0) > int(now / (seconds / _SLICES)) - _SLICES:
+                return False
+        return True
 
     def _add(self, counts: list[dict[int, int]], now: float, number: int) -> None:
         for slices, (_, seconds) in zip(counts, self._windows, strict=True):
             current = int(now / (seconds / _SLICES))
-            if current not in slices:
+            if slices and current not in slices:
                 for old in [s for s in slices if s <= current - _SLICES]:
                     del slices[old]
             slices[current] = slices.get(current, 0) + number

@@ -172,18 +172,15 @@ def _begun(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: contextvars.Context
 ) -> asyncio.Task[T]:
     """A task that has gone as far as it can without waiting, where Python has such tasks."""
-    if not _makes_plain_tasks(loop):  # and need not know of contexts
+    try:
+        plain = loop.get_task_factory() is None
+    except NotImplementedError:
+        plain = False
+    if not plain:  # and need not know of contexts
         return loop.create_task(_telling(work, context))
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, context=context, eager_start=True)
     return loop.create_task(work, context=context)
-
-
-def _makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return loop.get_task_factory() is None
-    except NotImplementedError:
-        return False
 
 
 async def _telling(work: Coroutine[Any, Any, T], context: contextvars.Context) -> T:

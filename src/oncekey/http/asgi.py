@@ -425,7 +425,8 @@ class ASGIExchange(Exchange):
         rules, job = self.rules, self.job
         kept = rules.kept(job, (start["status"], start.get("headers", ()), body))
         try:
-            if rules.local is None and recorded_at_once(self.store, job, claim, kept):
+            at_once = rules.local is None and self.store.at_once is not None
+            if at_once and recorded_at_once(self.store, job, claim, kept):
                 return
             result = await arecord(self.store, job, claim, kept)
         except (ClaimLostError, StoreError) as error:
