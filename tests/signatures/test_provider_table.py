@@ -101,8 +101,10 @@ def test_the_type_is_where_the_table_says(name: str) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """A typing error is easily mended."""
-    with pytest.raises(ValueError, match=r"no provider 'Stripe'; known are stripe, github"):
+    with pytest.raises(ValueError, match=r"no provider 'Stripe'; did you mean 'stripe'\? There"):
         provider("Stripe", secret="x")
+    with pytest.raises(ValueError, match=r"no provider 'acme'; there are stripe, github"):
+        provider("acme", secret="x")
 
 
 @pytest.mark.parametrize("name", ["adcp", "adcp-hmac"])

@@ -65,17 +65,13 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write it."""
-    from oncekey.signatures import providers
+    from oncekey.signatures.table import known_provider
 
-    known = providers()
-    if arguments.provider not in known:
-        raise PolicyError(
-            f"there is no provider {arguments.provider!r}; known are {', '.join(known)}"
-        )
+    facts = known_provider(arguments.provider)
     name = arguments.name or arguments.provider
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name):
         raise PolicyError("--name: use small letters, digits, - and _, at most 63")
-    text = config_for(known[arguments.provider], name, arguments.output)
+    text = config_for(facts, name, arguments.output)
     output = Output(arguments)
     if arguments.output == "-":
         output.json({"config": text}) if output.as_json else output.line(text.rstrip("\n"))
@@ -93,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if output.as_json:
         output.json({"file": arguments.output, "secret_env": variable})
     else:
-        output.line(f"wrote {arguments.output}. Put {known[arguments.provider].secret} into")
+        output.line(f"wrote {arguments.output}. Put {facts.secret} into")
         output.line(f"{variable}, and start: oncekey serve --config {Path(arguments.output)}")
     return 0
 

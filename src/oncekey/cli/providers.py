@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from oncekey.cli._output import add_json_option
-from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
 
@@ -28,12 +27,9 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one row of it."""
-    from oncekey.signatures import providers
+    from oncekey.signatures.table import known_provider, providers
 
-    known = providers()
-    if arguments.name and arguments.name not in known:
-        raise PolicyError(f"there is no provider {arguments.name!r}; known are {', '.join(known)}")
-    chosen = [known[arguments.name]] if arguments.name else list(known.values())
+    chosen = [known_provider(arguments.name)] if arguments.name else list(providers().values())
     if arguments.json:
         rows = [{**_plain(one), "retention_seconds": one.retention} for one in chosen]
         print(json.dumps(rows[0] if arguments.name else rows, indent=2))

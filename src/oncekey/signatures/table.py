@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from oncekey.errors import PolicyError
+from oncekey.policy import did_you_mean
 from oncekey.signatures.base import Facts, Provider, Secrets
 
-__all__ = ["provider", "providers"]
+__all__ = ["known_provider", "provider", "providers"]
 
 TABLES: Final = ("providers.toml", "providers_tools.toml", "providers_business.toml")
 SCHEMES: Final = MappingProxyType(
@@ -45,6 +46,21 @@ def providers() -> dict[str, Facts]:
         text = files("oncekey.signatures").joinpath(table).read_text("utf-8")
         found |= {name: Facts(name=name, **row) for name, row in tomllib.loads(text).items()}
     return found
+
+
+def known_provider(name: str) -> Facts:
+    """What is known of a provider.
+
+    Raises:
+        PolicyError: Nothing: it names the nearest.
+    """
+    known = providers()
+    if name not in known:
+        raise PolicyError(
+            f"there is no provider {name!r}{did_you_mean(name.lower(), known)} {', '.join(known)}. "
+            "For another one, see hmac_provider"
+        )
+    return known[name]
 
 
 def provider(
@@ -84,12 +100,7 @@ def provider(
         >>> verdict.ok, verdict.event_id, verdict.sender.as_sender_identity()
         (True, 'evt_1', 'stripe:')
     """
-    facts = providers().get(name)
-    if facts is None:
-        near = ", ".join(providers())
-        raise PolicyError(
-            f"there is no provider {name!r}; known are {near}. For another one, see hmac_provider"
-        )
+    facts = known_provider(name)
     given: dict[str, Any] = {"secret": secret, "account": account, **options}
     if previous is not None:
         given["previous"] = previous
