@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from oncekey._core.forks import Forking, watch_forks
 from oncekey.errors import PolicyError
+from oncekey.signatures.parsing import Rejection
 
 __all__ = ["Certificate", "CertificateCache", "Fetch", "fetch_certificate", "read_certificate"]
 
@@ -305,6 +306,25 @@ class CertificateCache(Forking):
         with self._lock:
             # What was found by this fetch, also if it is not kept for any time.
             return self._kept(url) or self._entries.get(url, _NOT_NOW)
+
+    def valid(self, url: str, whose: str, now: float) -> Certificate:
+        """The certificate of a sender, for a signature of now.
+
+        Raises:
+            Rejection: There is none, not at present, or not any more.
+        """
+        certificate, transient = self.find(url)[1:]
+        if certificate is None:
+            raise Rejection(
+                "key_unknown",
+                f"{whose}'s certificate can't be fetched right now: send the delivery again"
+                if transient
+                else f"{whose} has no such certificate, or it is not {whose}'s",
+                transient=transient,
+            )
+        if not certificate.begins <= now <= certificate.ends:
+            raise Rejection("key_unknown", f"{whose}'s certificate is not valid at this time")
+        return certificate
 
     def _may_fetch(self, url: str) -> bool:
         known = self._entries.get(url)

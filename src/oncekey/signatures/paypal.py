@@ -99,17 +99,7 @@ class PayPalProvider(Provider):
             raise Rejection(
                 "key_unknown", "PAYPAL-CERT-URL is not a certificate on paypal.com: never fetched"
             )
-        certificate, transient = self._cache.find(cert_url)[1:]
-        if certificate is None:
-            raise Rejection(
-                "key_unknown",
-                "PayPal's certificate can't be fetched right now: send the delivery again"
-                if transient
-                else "PayPal has no such certificate, or it is not PayPal's",
-                transient=transient,
-            )
-        if not certificate.begins <= now <= certificate.ends:
-            raise Rejection("key_unknown", "PayPal's certificate is not valid at this time")
+        certificate = self._cache.valid(cert_url, "PayPal", now)
         message = self._message(transmission, stamp, delivery.body)
         if not signed_by(certificate.key, signature, message, *_how()):
             raise Rejection(

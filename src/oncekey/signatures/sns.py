@@ -110,18 +110,7 @@ class SnsProvider(Provider):
             raise Rejection(
                 "key_unknown", "SigningCertURL is not a certificate of SNS: never fetched"
             )
-        certificate, transient = self._cache.find(url)[1:]
-        if certificate is None:
-            raise Rejection(
-                "key_unknown",
-                "the certificate of SNS can't be fetched right now: send the message again"
-                if transient
-                else "SNS has no such certificate, or it is not SNS's",
-                transient=transient,
-            )
-        if not certificate.begins <= now <= certificate.ends:
-            raise Rejection("key_unknown", "the certificate of SNS is not valid at this time")
-        return certificate
+        return self._cache.valid(url, "SNS", now)
 
     async def ajudge(self, delivery: Delivery, now: float | None = None) -> Verdict:
         """``judge`` in a thread, so that no loop waits for the fetch of a certificate."""

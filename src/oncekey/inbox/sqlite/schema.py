@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from typing import Final
 
 from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.stores._sql import load_migrations, load_statements
-from oncekey.stores.sqlite.files import undo
+from oncekey.stores.sqlite import files
 
 __all__ = ["SQL", "check", "migrate"]
 
@@ -38,20 +37,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         )
     if _version(connection, path) >= NEWEST:
         return
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(SQL["create_versions"])
-        found = _version(connection, path)
-        for version, script in MIGRATIONS:
-            if version > found:
-                for statement in script.split(";\n"):
-                    if statement.strip():
-                        connection.execute(statement)
-                connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
-        connection.execute("COMMIT")
-    except BaseException:
-        undo(connection)
-        raise
+    files.migrate(connection, SQL, MIGRATIONS, lambda: _version(connection, path))
 
 
 def _version(connection: sqlite3.Connection, path: str) -> int:

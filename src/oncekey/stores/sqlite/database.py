@@ -29,6 +29,7 @@ from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.stores._batching import Job
 from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores._waiters import Waiters
+from oncekey.stores.sqlite import files
 from oncekey.stores.sqlite.files import check_row, create_private, is_busy, named, patiently, undo
 from oncekey.stores.sqlite.lending import Line, OwnConnection
 from oncekey.stores.sqlite.together import Together
@@ -198,20 +199,7 @@ class Database(Forking):
                 "version it is: restore it from a backup, or use another file"
             )
         if found < newest:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(SQL["create_versions"])
-                found = self._version(connection)
-                for version, script in MIGRATIONS:
-                    if version > found:
-                        for statement in script.split(";\n"):
-                            if statement.strip():
-                                connection.execute(statement)
-                        connection.execute(SQL["add_version"], (version, int(time.time() * 1000)))
-                connection.execute("COMMIT")
-            except BaseException:
-                undo(connection)
-                raise
+            files.migrate(connection, SQL, MIGRATIONS, lambda: self._version(connection))
         elif found > newest:
             raise StoreConfigError(
                 f"{self.path} has schema version {found}, this oncekey knows {newest}: upgrade "

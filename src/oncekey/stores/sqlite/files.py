@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from oncekey.errors import (
@@ -20,7 +20,16 @@ from oncekey.errors import (
 )
 from oncekey.models import State
 
-__all__ = ["busy", "check_row", "create_private", "is_busy", "named", "patiently", "undo"]
+__all__ = [
+    "busy",
+    "check_row",
+    "create_private",
+    "is_busy",
+    "migrate",
+    "named",
+    "patiently",
+    "undo",
+]
 
 T = TypeVar("T")
 
@@ -66,6 +75,36 @@ def undo(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
+
+
+def migrate(
+    connection: sqlite3.Connection,
+    sql: Mapping[str, str],
+    migrations: Sequence[tuple[int, str]],
+    version_of: Callable[[], int],
+) -> None:
+    """Make tables, or bring them up to date, in one transaction.
+
+    Args:
+        connection: Of the file.
+        sql: Statements ``create_versions`` and ``add_version``.
+        migrations: Versions and their scripts.
+        version_of: Which version there is, asked once nobody else can change it.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(sql["create_versions"])
+        found = version_of()
+        for version, script in migrations:
+            if version > found:
+                for statement in script.split(";\n"):
+                    if statement.strip():
+                        connection.execute(statement)
+                connection.execute(sql["add_version"], (version, int(time.time() * 1000)))
+        connection.execute("COMMIT")
+    except BaseException:
+        undo(connection)
+        raise
 
 
 def named(error: sqlite3.Error, path: str, busy_timeout: float, closed: bool) -> StoreError:
