@@ -14,6 +14,7 @@ app.post("/webhooks", anything, (request, response) => {
 });
 
 // Whoever can reach this port is believed: let it be the gateway alone.
-const server = app.listen(Number(process.env.PORT || 3000), "127.0.0.1", () => {
+const server = app.listen(Number(process.env.PORT || 3000), "127.0.0.1", (error) => {
+  if (error) throw error; // such as a port that is taken
   console.log(`listening on http://127.0.0.1:${server.address().port}`);
 });

@@ -32,7 +32,7 @@ from oncekey._core.drive import arun, run
 from oncekey._core.flows import Plan
 from oncekey._core.handlers import F, R, WrapOptions, without_tx
 from oncekey._core.limiter import KeyLimit, SharedKeyLimit, check_limits
-from oncekey._core.schema import Validate, check_schema
+from oncekey._core.schema import Validate, check_schema, check_validator
 from oncekey._core.switch import switched
 from oncekey._core.transact import (
     ErrorAnswer,
@@ -324,14 +324,13 @@ class IdempotencyStore:
                 "put wrap closest to the function: @staticmethod or @classmethod above @store.wrap"
             )
         if transactional and on_cancel is not None:
-            raise PolicyError(
-                "a transaction that is cancelled is rolled back, so that nothing was done: leave "
-                "on_cancel out"
-            )
+            told = "a cancelled transaction is rolled back, nothing was done: leave on_cancel out"
+            raise PolicyError(told)
         default: OnCancel = "release" if read_only else self.on_cancel
         then = default if on_cancel is None else check_on_cancel(on_cancel)
         plan = replace(self._plan, retry_safe=True) if then == "release" else self._plan
         finishing = self._finishing if then == "finish" else None
+        check_validator(validate)
         how = _How(operation, validate, read_only, transactional, on, error_answer, finishing, plan)
         if handler is None:
             return functools.partial(self._wrap, how=how)

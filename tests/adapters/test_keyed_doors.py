@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp.test_utils import TestServer
-from fastapi import APIRouter, BackgroundTasks, FastAPI
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel
 from tests.adapters import door_sites
 from tests.adapters.webhook_sites import ROOT
@@ -98,6 +98,39 @@ async def test_a_request_that_was_turned_away_leaves_nothing_behind() -> None:
 
 class Order(BaseModel):
     amount: int
+
+
+async def test_who_may_not_is_told_that_before_its_key_is_missed() -> None:
+    """A required key is asked for when the dependencies have let the request through."""
+    ran: list[int] = []
+
+    def login(request: Request) -> None:
+        if "authorization" not in request.headers:
+            raise HTTPException(401)
+
+    router = APIRouter(
+        route_class=idempotent_route("memory://", required=True), dependencies=[Depends(login)]
+    )
+
+    @router.post("/charges", status_code=201)
+    def charge(order: Order) -> Order:
+        ran.append(order.amount)
+        return order
+
+    app = FastAPI()
+    app.include_router(router)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://shop"
+    ) as client:
+        for headers, status in (({}, 401), ({"Authorization": "me"}, 400)):
+            reply = await client.post("/charges", json={"amount": 5}, headers=headers)
+            assert reply.status_code == status
+        assert reply.json()["type"].endswith("key-missing")
+        keyed = {"Authorization": "me", "Idempotency-Key": "k"}
+        assert (await client.post("/charges", json={"amount": 5}, headers=keyed)).is_success
+    assert ran == [5]
+    with pytest.raises(PolicyError, match=r"no decorator: write APIRouter\(route_class="):
+        idempotent_route("memory://")(charge)  # type: ignore[call-arg, arg-type]
 
 
 async def test_a_guarded_endpoint_of_fastapi_keeps_its_signature() -> None:

@@ -24,6 +24,7 @@ from oncekey import (
 )
 from oncekey.adapters import asgi
 from oncekey.errors import OncekeyError
+from oncekey.http import Settings, by_header
 from oncekey.receiver import WebhookReceiver
 from oncekey.stores.postgres.addresses import own_options
 from oncekey.testing import sample, sample_provider
@@ -53,6 +54,19 @@ async def app(scope: Any, receive: Any, send: Any) -> None: ...
         (
             lambda: IdempotencyStore(AsyncMemoryStore(), ttl_seconds=timedelta(hours=2)),  # type: ignore[arg-type]
             "number of seconds, got a timedelta: write ttl_seconds=7200",
+        ),
+        (lambda: connect("redis:/localhost"), "is not a store URL: write .* redis://host:6379/0"),
+        (lambda: Settings(store_status="2xx"), "store_status must be a function, got '2xx'"),  # type: ignore[arg-type]
+        (lambda: Settings(applies="/x"), "applies must be a function"),  # type: ignore[arg-type]
+        (lambda: Settings(redact="body"), "redact must be a function"),  # type: ignore[arg-type]
+        (lambda: Settings(scope="X-API-Key"), r"write scope=by_header\('X-API-Key'\)"),  # type: ignore[arg-type]
+        (lambda: Settings(scope=by_header), r"lacks its header: write by_header\('X-API-Key'\)"),  # type: ignore[arg-type]
+        (lambda: Settings(required="yes"), "required must be True or False, got 'yes'"),  # type: ignore[arg-type]
+        (lambda: Settings(key_format="ulid"), "would take that one key: write 'uuid', or a reg"),
+        (lambda: Settings(retry_after=timedelta(seconds=3)), "write retry_after=3"),  # type: ignore[arg-type]
+        (
+            lambda: IdempotencyStore(AsyncMemoryStore()).wrap(validate={"type": "object"}),  # type: ignore[call-overload]
+            "validate must be a Pydantic model or a function, got dict",
         ),
     ],
 )
@@ -90,7 +104,21 @@ def test_a_key_function_that_fails_is_told_how_it_is_called(key: Any) -> None:
     with pytest.raises(OncekeyError, match=r"key=lambda order_id, amount: \.\.\.") as caught:
         charge("o-1", 5)
     assert caught.value.__cause__ is not None
+    assert str(caught.value.__cause__) in str(caught.value)
     assert ran == []
+
+
+def test_a_key_function_is_told_of_defaults() -> None:
+    """It gets the arguments as they were given: what it is told to be can be called like that."""
+    once = Once("memory://")
+
+    @once(key=lambda order_id, cents: order_id, name="charge")
+    def charge(order_id: str, cents: int = 1) -> int:
+        return cents
+
+    with pytest.raises(OncekeyError, match=r"key=lambda order_id, cents=1: \.\.\.") as caught:
+        charge("o-1")
+    assert "missing 1 required positional argument: 'cents'" in str(caught.value)
 
 
 def test_an_async_generator_is_told_to_return_a_list() -> None:

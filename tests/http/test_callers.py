@@ -80,6 +80,23 @@ def test_a_scope_that_names_nobody_is_an_error(
     assert b"Traceback" not in reply.body
 
 
+def test_a_scope_that_fails_is_told_in_the_log(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A look for what is not there: refused like a scope that names nobody, nothing runs."""
+    calls = Calls()
+
+    def scope(_: Any) -> str:
+        found: dict[str, str] = {}
+        return found["user"]
+
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        reply = make(calls, scope=scope).post()
+    assert (reply.status, reply.problem, calls.count) == (500, "scope-invalid", 0)
+    assert "scope= failed" in caplog.text
+    assert "KeyError: 'user'" in caplog.text
+
+
 @pytest.mark.parametrize("value", ["Bearer", "bearer ", "Basic", "Token"])
 def test_a_scheme_without_credentials_is_nobody(make: Make, value: str) -> None:
     """Clients that were given no token must not find each other's answers."""

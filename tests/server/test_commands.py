@@ -58,6 +58,28 @@ def test_events_and_one_of_them(gateway: Served) -> None:
     assert oncekey("issues", "--gateway", gateway.address).stdout == "nothing fails\n"
 
 
+def test_an_event_is_replayed(gateway: Served, target: App) -> None:
+    """As a new attempt with who asked for it; a target or an event that is not there is told."""
+    rows = json.loads(oncekey("events", "--json", "--gateway", gateway.address).stdout)["items"]
+    words, before = ("event", rows[0]["id"], "--gateway", gateway.address), len(target.requests)
+    assert (
+        oncekey(*words, "--replay").stdout == f"{rows[0]['id']} is delivered again, to 1 target\n"
+    )
+    until(lambda: len(target.requests) == before + 1, "the replay")
+    until(lambda: oncekey(*words).stdout.count("app: delivered") == 2, "both attempts")
+    assert "replay" in oncekey(*words).stdout
+    again = oncekey(*words, "--replay", "--target", "app", "--json")
+    assert json.loads(again.stdout) == {"queued": 1}
+    for more, told in (
+        (("--replay", "--target", "ap"), "no such target"),
+        (("--target", "app"), "--target goes with --replay"),
+    ):
+        wrong = oncekey(*words, *more)
+        assert wrong.returncode == 2
+        assert told in wrong.stderr
+        assert "explain" not in wrong.stderr  # that is all that there is to say
+
+
 def test_a_listener_resumes(gateway: Served, tmp_path: Path) -> None:
     """All events since then reach the app in order; the next start brings only what is new."""
     cursor = str(tmp_path / "cursor")
@@ -85,6 +107,7 @@ def test_nobody_there_is_said(gateway: Served) -> None:
     wrong = oncekey("events", "--gateway", gateway.address, ONCEKEY_TOKEN="a-wrong-token-of-mine")
     assert wrong.returncode == 2
     assert "a-wrong-token" not in wrong.stderr
+    assert "does not know the token in ONCEKEY_TOKEN" in wrong.stderr
 
 
 def test_init_writes_a_config_that_works(tmp_path: Path) -> None:

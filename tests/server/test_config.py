@@ -44,9 +44,11 @@ def test_all_faults_are_said_at_once_with_line_key_and_fix() -> None:
     """Each fault has file, line, key and what to write; a typo has the nearest name."""
     text = GOOD.replace("stripe", "strpe").replace("allow_private", "alow_private")
     text = text.replace('["app"]', '["ap"]') + "timeout = -1\n"
+    private = "is a private address. Write allow_private = true for an app of yours"
     assert faults(text) == [
         "gateway.toml:3: sources.shop.provider: no provider 'strpe'. Did you mean 'stripe'?",
         "gateway.toml:5: sources.shop.targets: no target 'ap'. Did you mean 'app'?",
+        f"gateway.toml:7: targets.app.url: {private}",
         "gateway.toml:8: targets.app.alow_private: is no setting. Did you mean 'allow_private'?",
         "gateway.toml:9: targets.app.timeout: is -1. Give seconds, more than 0, up to ten years",
     ]
@@ -64,6 +66,9 @@ def test_all_faults_are_said_at_once_with_line_key_and_fix() -> None:
         (("allow_private = true", "concurrency = 0"), "concurrency must be 1 to 10000"),
         (("allow_private = true", 'where = ["nonsense"]'), "can't be read"),
         (("allow_private = true", "pull = true"), "targets.app.pull: is set beside a url"),
+        (("allow_private = true", ""), "targets.app.url: is a private address. Write allow_priv"),
+        (("127.0.0.1:9000/events\"\nallow_private = true", "[::1]:9\""), "a private address"),
+        (("127.0.0.1:9000/events\"\nallow_private = true", "localhost:9\""), "a private address"),
         (("[targets.app]", "[targets.App]"), "targets.App: is no name"),
         (('provider = "stripe"', ""), "sources.shop.provider: is missing"),
         (("SHOP_SECRET", "OTHER_SECRET"), "the variable OTHER_SECRET is not set"),
@@ -74,6 +79,22 @@ def test_each_fault_names_its_key(change: tuple[str, str], told: str) -> None:
     """Whatever is wrong is said with its key and a fix."""
     found = faults(GOOD.replace(*change))
     assert any(told in line for line in found), found
+
+
+def test_a_wrong_provider_does_not_hide_a_missing_secret() -> None:
+    """All at once: nobody has to come back for the next fault of the same source."""
+    text = GOOD.replace("stripe", "strpe").replace("SHOP_SECRET", "OTHER_SECRET")
+    assert [one.partition(": ")[2].partition(":")[0] for one in faults(text)] == [
+        "sources.shop.provider",
+        "sources.shop.secret_env",
+    ]
+
+
+def test_what_a_name_leads_to_is_no_fault_of_the_config() -> None:
+    """It is seen where it is dialled, and may be another address then."""
+    for host in ("shop.example", "8.8.8.8", "[2606:4700::1]"):
+        text = GOOD.replace("http://127.0.0.1:9000", f"https://{host}")
+        settings_from(text.replace("allow_private = true", ""), "gateway.toml", ENVIRON)
 
 
 def test_a_file_that_is_no_toml_says_where() -> None:

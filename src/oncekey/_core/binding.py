@@ -298,11 +298,16 @@ class Binding:
         try:
             return key(*args, **kwargs)
         except (TypeError, LookupError, AttributeError) as error:
-            takes = ", ".join(self.signature.parameters)
+            plain = [
+                one.replace(annotation=inspect.Parameter.empty)
+                for one in self.signature.parameters.values()
+            ]
+            takes = str(inspect.Signature(plain))[1:-1]
             raise InvalidKeyError(
-                f"the key function of {self.operation} failed with {type(error).__name__}, and "
-                "nothing was run. It gets the same arguments as the function: write "
-                f"key=lambda {takes}: ..., which gives a text, an integer or a UUID"
+                f"the key function of {self.operation} failed with {type(error).__name__} "
+                f"({str(error)[:200]}), and nothing was run. It gets the arguments as the function "
+                f"was called with them, defaults not filled in: write key=lambda {takes}: ..., "
+                "which gives a text, an integer or a UUID"
             ) from error
 
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.errors import InvalidRequestError, OncekeyError
+from oncekey.errors import InvalidRequestError, OncekeyError, PolicyError
 
-__all__ = ["Validate", "check_schema"]
+__all__ = ["Validate", "check_schema", "check_validator"]
 
 Validate = Callable[[Any], object] | type
 """A Pydantic model, or a function that raises ValueError or TypeError for a malformed request."""
+
+
+def check_validator(validate: Validate | None) -> None:
+    """Refuse what can't be called.
+
+    Raises:
+        PolicyError: It can't: the caller would be told of that as a fault of its own.
+    """
+    if validate is not None and not callable(getattr(validate, "model_validate", validate)):
+        raise PolicyError(
+            f"validate must be a Pydantic model or a function, got {type(validate).__name__}"
+        )
 
 
 def check_schema(validate: Validate, params: dict[str, Any], operation: str) -> None:

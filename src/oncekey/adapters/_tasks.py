@@ -17,7 +17,7 @@ from oncekey.errors import (
     PolicyError,
 )
 from oncekey.guard import AsyncOnce, Once
-from oncekey.policy import PolicyOptions
+from oncekey.policy import PolicyOptions, check_seconds
 
 __all__ = ["InFlight", "guarded_task"]
 
@@ -97,6 +97,7 @@ def _check(key: KeySource, in_flight: InFlight, retry_seconds: float) -> None:
         raise InvalidKeyError('say which argument is the key: key="order_id"')
     if in_flight not in IN_FLIGHT:
         raise PolicyError(f"in_flight must be one of {', '.join(IN_FLIGHT)}, got {in_flight!r}")
+    check_seconds(retry_seconds=retry_seconds)
     if not retry_seconds > 0:
         raise PolicyError(f"retry_seconds must be above 0, got {retry_seconds!r}")
 

@@ -206,7 +206,12 @@ def idempotent(
     methods = {method.upper() for method in given.methods}
 
     class IdempotentRoute(APIRoute):
-        def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
+        def __init__(self, path: str, endpoint: Any = None, **kwargs: Any) -> None:
+            if callable(path) or endpoint is None:
+                raise PolicyError(
+                    "this is a class of routes, no decorator: write "
+                    "APIRouter(route_class=idempotent(...)), and guard its routes by that"
+                )
             super().__init__(path, _after_dependencies(endpoint), **kwargs)
             # Not around self.app: FastAPI calls another one where a router is included.
             self._guard = _LateMiddleware(super().handle, opened, settings=given)
@@ -274,6 +279,8 @@ async def _claim_now() -> Answer | None:
     _LATER.set(None)
     try:
         facts, rules = exchange.facts, exchange.rules
+        if exchange.refused is not None:
+            raise exchange.refused
         owner = await aidentify(rules, exchange.store, facts)
         instead = await exchange.open(rules.job(exchange.key, owner, facts, exchange.body))
     except Refusal as no:
@@ -295,8 +302,13 @@ class _LateMiddleware(IdempotencyMiddleware):
 
     async def enter(self, exchange: ASGIExchange) -> Answer | None:
         """Read the body: that is all for now."""
-        if not exchange.look():
-            return None
+        try:
+            if not exchange.look():
+                return None
+        except Refusal as no:
+            if no.name != "key-missing":
+                raise
+            exchange.refused = no  # who is nobody is told that first
         await exchange.read()
         return None
 

@@ -16,7 +16,7 @@ from oncekey._core.call import is_async
 from oncekey.adapters._webhooks import missing
 from oncekey.adcp.serving import Handler, answer_to
 from oncekey.adcp.wire import error_envelope
-from oncekey.errors import OncekeyError
+from oncekey.errors import OncekeyError, PolicyError
 from oncekey.request import ToolContext
 
 try:
@@ -92,6 +92,10 @@ def call_tool(
         ...     return {"products": []}
         >>> server = Server("seller", on_call_tool=call_tool({"get_products": get_products}))
     """
+    if not isinstance(handlers, Mapping):
+        raise PolicyError("handlers is a dict of each tool's name and its handler")
+    if not callable(caller):
+        raise PolicyError(f"caller is a function that says who is calling, got {caller!r}")
 
     async def on_call_tool(
         request: ServerRequestContext[Any, Any], params: CallToolRequestParams

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from oncekey._core.call import is_async
 from oncekey.adapters._threads import in_thread
@@ -26,6 +26,10 @@ Handler = Callable[[dict[str, Any], Any], Any]
 async def resolved(value: Any) -> Any:
     """``value``, awaited where that is to be done."""
     return await value if inspect.isawaitable(value) else value
+
+
+# The caller is told that it can't be served, and not why: that is for the log.
+_OWN_AFFAIR: Final = frozenset({"SERVICE_UNAVAILABLE", "CONFIGURATION_ERROR"})
 
 
 async def answer_to(
@@ -55,7 +59,10 @@ async def answer_to(
     except passed_on:
         raise
     except OncekeyError as error:
-        return error_envelope(error, context), True
+        envelope = error_envelope(error, context)
+        if envelope["adcp_error"]["code"] in _OWN_AFFAIR:
+            logger.error("%s could not be carried out: %s", task, error)
+        return envelope, True
     except Exception:
         # Its text may hold anything, so it stays here.
         logger.exception("%s failed", task)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from oncekey._version import __version__
 from oncekey.cli._flags import in_flags
+from oncekey.cli._output import CommandError
 from oncekey.cli._parser import overview, parse
 from oncekey.errors import OncekeyError
 
@@ -35,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = in_flags(str(error), arguments)
         if getattr(arguments, "json", False):
             print(json.dumps({"error": {"code": error.code, "message": told}}, indent=2))
-        print(f"oncekey: {told}\nHelp: oncekey explain {error.explained}", file=sys.stderr)
+        more = (
+            "" if isinstance(error, CommandError) else f"\nHelp: oncekey explain {error.explained}"
+        )
+        print(f"oncekey: {told}{more}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -10,6 +10,7 @@ import ssl
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from oncekey.cli._output import CommandError
 from oncekey.errors import PolicyError, StoreUnavailableError
 
 __all__ = ["GatewayClient", "add_gateway"]
@@ -46,6 +47,7 @@ class GatewayClient:
             usable = False
         if not usable:
             raise PolicyError("--gateway: write it like http://127.0.0.1:8080")
+        self._token_env: str = arguments.token_env
         self._token = os.environ.get(arguments.token_env, "")
         if not self._token:
             raise PolicyError(
@@ -63,7 +65,12 @@ class GatewayClient:
         where = "/_oncekey/api/v1/" + "/".join(quote(one, safe="") for one in path)
         return self._call("GET", where + (f"?{urlencode(given)}" if given else ""))
 
-    def _call(self, method: str, where: str) -> Any:
+    def post(self, *path: str, **body: Any) -> Any:
+        """What the API answers to a POST; raises as ``get`` does."""
+        where = "/_oncekey/api/v1/" + "/".join(quote(one, safe="") for one in path)
+        return self._call("POST", where, json.dumps(body).encode())
+
+    def _call(self, method: str, where: str, body: bytes | None = None) -> Any:
         parts = self._parts
         if parts.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -71,9 +78,9 @@ class GatewayClient:
             )
         else:
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         try:
-            connection.request(method, parts.path.rstrip("/") + where, headers=headers)
+            connection.request(method, parts.path.rstrip("/") + where, body, headers)
             answer = connection.getresponse()
             told = json.loads(answer.read(_ANSWER_MOST))
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -83,8 +90,13 @@ class GatewayClient:
             ) from None
         finally:
             connection.close()
+        if answer.status == 401:
+            raise CommandError(
+                f"the gateway does not know the token in {self._token_env}: put there one of those "
+                "that it was started with"
+            )
         if answer.status >= 400:
-            raise PolicyError(
+            raise CommandError(
                 f"{told.get('title', 'refused')}: {told.get('detail', '')}".rstrip(": ")
             )
         return told

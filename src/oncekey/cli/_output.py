@@ -11,7 +11,18 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
-__all__ = ["Output", "add_json_option", "printable"]
+from oncekey.errors import PolicyError
+
+__all__ = ["CommandError", "Output", "add_json_option", "counted", "printable"]
+
+
+class CommandError(PolicyError):
+    """A command can't do what it was asked for, and its text says all that there is to say."""
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 target``, ``2 targets``."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncekey.cli._format import duration
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import Output, add_json_option, counted, printable
 from oncekey.cli._stores import add_store, redacted, store_url
 from oncekey.cli.sign import add_secret_options, make_provider
 from oncekey.errors import PolicyError
@@ -178,4 +178,6 @@ def _print(out: Output, report: Report) -> None:
         out.line(f"  fine     {', '.join(report.passed)}", "green")
     for check, why in report.skipped.items():
         out.line(f"  skipped  {check}: {printable(why)}")
-    out.line(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
+    out.line(
+        f"  {counted(len(report.findings), 'finding')}" if report.findings else "  nothing found"
+    )

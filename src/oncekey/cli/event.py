@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from oncekey.cli._gateway import GatewayClient, add_gateway
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import CommandError, Output, add_json_option, counted, printable
 
 __all__ = ["add_to"]
 
@@ -24,13 +24,26 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--body", action="store_true", help="print the raw body and nothing else, for a file"
     )
+    parser.add_argument(
+        "--replay", action="store_true", help="deliver it again, as a new attempt that is audited"
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="NAME",
+        help="with --replay: to this one only; may repeat",
+    )
     add_gateway(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Print it, or replay it."""
+    if arguments.target and not arguments.replay:
+        raise CommandError("--target goes with --replay")
+    if arguments.replay:
+        return _replay(arguments)
     found = GatewayClient(arguments).get("events", arguments.id)
     output = Output(arguments)
     if arguments.body:
@@ -59,4 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     waiting = [one for one in found["deliveries"] if one["due_at"]]
     for one in waiting:
         output.line(f"{one['due_at']}  next try of {one['target']} ({one['state']})")
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    """Queue it once more."""
+    asked = {"targets": arguments.target} if arguments.target else {}
+    queued = GatewayClient(arguments).post("events", arguments.id, "replay", **asked)["queued"]
+    output = Output(arguments)
+    if output.as_json:
+        output.json({"queued": queued})
+    else:
+        output.line(f"{arguments.id} is delivered again, to {counted(queued, 'target')}")
     return 0

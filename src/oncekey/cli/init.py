@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import CommandError, Output, add_json_option
 from oncekey.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) as file:
             file.write(text)
     except FileExistsError:
-        raise PolicyError(f"{arguments.output} is there already: give --output FILE") from None
+        raise CommandError(f"{arguments.output} is there already: give --output FILE") from None
     except OSError as error:
         raise PolicyError(f"{arguments.output} can't be written: {error.strerror}") from None
     variable = _variable(arguments.provider)

@@ -7,9 +7,9 @@ import asyncio
 import dataclasses
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import Output, add_json_option, counted
 from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             output.line(f"oncekey serves {address}, dashboard {address}/_oncekey")
         sys.stdout.flush()
         if not settings.users and not settings.tokens:
-            _say("nobody can sign in: set ONCEKEY_TOKEN, or write [users.NAME]")
+            _say(_NOBODY)
 
     if settings.workers == 1:
         run_loop(serve(settings, reload=lambda: read()[1], announce=announce))
@@ -109,13 +109,22 @@ def _reader(arguments: argparse.Namespace) -> Any:
     return read
 
 
+_NOBODY: Final = "nobody can sign in: set ONCEKEY_TOKEN, or write [users.NAME]"
+
+
 def _checked(output: Output, settings: Any) -> None:
     named = {kind: list(getattr(settings, kind)) for kind in ("sources", "targets", "proxies")}
     if output.as_json:
         output.json(named)
     else:
-        numbers = ", ".join(f"{len(names)} {kind}" for kind, names in named.items())
-        output.line(f"{numbers}: the config is good")
+        ones = ("source", "target", "proxy")
+        numbers = [
+            counted(len(names), one, many)
+            for one, (many, names) in zip(ones, named.items(), strict=True)
+        ]
+        output.line(f"{', '.join(numbers)}: the config is good")
+    if not settings.users and not settings.tokens:
+        _say(_NOBODY)
 
 
 def _say(text: str) -> None:

@@ -239,6 +239,7 @@ class ASGIExchange(Exchange):
     facts: Facts
     unguarded = False
     ready = False  # its job is known
+    refused: Refusal | None = None  # to be told later: first come the application's own checks
     begun: bytes | Begun | None = None  # of its body, what was asked for already
     body = b""
     beat: guarded | None = None

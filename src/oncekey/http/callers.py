@@ -28,7 +28,15 @@ from oncekey.instrument.events import EventKind, emit
 from oncekey.models import Key, Scope, identity_text
 from oncekey.policy import milliseconds
 
-__all__ = ["Callers", "Limits", "by_client_certificate", "by_header", "header_of", "of_kind"]
+__all__ = [
+    "Callers",
+    "Limits",
+    "by_client_certificate",
+    "by_header",
+    "header_of",
+    "of_kind",
+    "unnamed",
+]
 
 WARN_AGAIN: Final = 60.0  # seconds
 MAX_SCOPES: Final = 10_000
@@ -225,9 +233,21 @@ def _identity(named: Any) -> str:
     except InvalidKeyError as error:
         # The owner's mistake. Guessing could put two callers into one space.
         logger.error("a keyed request was refused, since its caller has no name: %s", error)
-        raise Refusal(
-            "scope-invalid", "Nothing was done. The server's log says what is wrong."
-        ) from None
+        raise _scope_invalid() from None
+
+
+def unnamed(error: Exception) -> Refusal:
+    """The refusal of a request for which the ``scope`` function failed, which the log tells."""
+    logger.error(
+        "a keyed request was refused, since scope= failed on it: correct that function, or let it "
+        "give None for a caller that it does not know",
+        exc_info=error,
+    )
+    return _scope_invalid()
+
+
+def _scope_invalid() -> Refusal:
+    return Refusal("scope-invalid", "Nothing was done. The server's log says what is wrong.")
 
 
 def of_kind(kind: str, identity: Any) -> Any:

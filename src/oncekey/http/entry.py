@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey._core.drive import arun, run
 from oncekey._core.limiter import check_limits
 from oncekey._core.switch import switched
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, OncekeyError
+from oncekey.http.callers import unnamed
 from oncekey.http.facts import Facts
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
@@ -93,6 +94,10 @@ def aready(
     )
 
 
+# What a scope function raises by mistake. Others may be meant for the framework to answer.
+_SLIPS: Final = (AttributeError, LookupError, TypeError)
+
+
 def identify(rules: Rules, store: Store, facts: Facts) -> Scope:
     """Whose keys these are.
 
@@ -103,7 +108,10 @@ def identify(rules: Rules, store: Store, facts: Facts) -> Scope:
     if known is not None:
         return known
     scope = rules.settings.scope
-    named = None if scope is None else scope(facts.source)
+    try:
+        named = None if scope is None else scope(facts.source)
+    except _SLIPS as error:
+        raise unnamed(error) from error
     try:
         return run(rules.callers.scope(named, facts), store)
     except OncekeyError as error:
@@ -116,9 +124,12 @@ async def aidentify(rules: Rules, store: AsyncStore, facts: Facts) -> Scope:
     if known is not None:
         return known
     scope = rules.settings.scope
-    named = None if scope is None else scope(facts.source)
-    if inspect.isawaitable(named):
-        named = await named
+    try:
+        named = None if scope is None else scope(facts.source)
+        if inspect.isawaitable(named):
+            named = await named
+    except _SLIPS as error:
+        raise unnamed(error) from error
     try:
         return await arun(rules.callers.scope(named, facts), store)
     except OncekeyError as error:

@@ -36,6 +36,11 @@ def key_format(wanted: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
         return None
     if wanted == "uuid":
         return _UUID
+    if isinstance(wanted, str) and wanted.isalnum():
+        raise PolicyError(
+            f"key_format={wanted!r} would take that one key: write 'uuid', or a regular expression "
+            "such as r'[0-9A-Z]{26}'"
+        )
     try:
         found = re.compile(wanted)
         found.match("")  # one of bytes can't look at text

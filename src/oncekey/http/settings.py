@@ -13,7 +13,15 @@ from oncekey.http.fingerprint import Fingerprint
 from oncekey.http.header import key_format
 from oncekey.http.problems import Profile
 from oncekey.models import check_text
-from oncekey.policy import Duration, JournalPath, OnOutage, Policy, check_on_outage, milliseconds
+from oncekey.policy import (
+    Duration,
+    JournalPath,
+    OnOutage,
+    Policy,
+    check_on_outage,
+    check_seconds,
+    milliseconds,
+)
 
 __all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
 
@@ -178,6 +186,7 @@ class Settings:
             if header is not None and not re.fullmatch(_HEADER_NAME, header):
                 raise PolicyError(f"{header!r} can't be the name of a header")
         key_format(self.key_format)
+        self._check_kinds()
         if isinstance(self.methods, str) or not self.methods:
             raise PolicyError("methods must be a list of methods, such as ['POST', 'PATCH']")
         if isinstance(self.stored_headers, str):
@@ -230,6 +239,24 @@ class Settings:
         if self.disconnect_grace is not None:
             milliseconds(self.disconnect_grace, "disconnect_grace")
         self.policy()
+
+    def _check_kinds(self) -> None:
+        """Find now what would otherwise fail at the first request, with its work done."""
+        for name in ("applies", "store_status", "redact"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise PolicyError(f"{name} must be a function, got {getattr(self, name)!r}")
+        scope: Any = self.scope
+        if scope is not None and not callable(scope):
+            raise PolicyError(
+                f"scope must be a function that names the caller, got {scope!r}: for a header "
+                "write scope=by_header('X-API-Key'), from oncekey.http"
+            )
+        if getattr(scope, "__name__", "") == "by_header":
+            raise PolicyError("scope=by_header lacks its header: write by_header('X-API-Key')")
+        for name in ("required", "per_host", "honor_no_store", "expose_cors"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        check_seconds(retry_after=self.retry_after)
 
     @property
     def body_seconds(self) -> float | None:

@@ -22,6 +22,7 @@ from oncekey._core.switch import VARIABLE as GUARDING
 from oncekey.errors import OncekeyError
 from oncekey.inbox.policy import TargetPolicy
 from oncekey.inbox.routing import Router
+from oncekey.inbox.targets.addresses import is_private_at_sight
 from oncekey.server.forwarding import ProxyRules, header_settings, upstream_at
 from oncekey.server.problems import ConfigError, Fault, Faults, lines_of, nearest
 from oncekey.server.settings import (
@@ -106,7 +107,8 @@ def settings_from(text: str, file: str, environ: Mapping[str, str]) -> ServerSet
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"\(at line (\d+)", str(error))
         told = f"is no TOML: {str(error).partition(' (at')[0]}"
-        fault = Fault("", told, "See https://toml.io", int(place[1]) if place else None)
+        fix = 'Texts stand in quotes: name = "value"; see https://toml.io'
+        fault = Fault("", told, fix, int(place[1]) if place else None)
         raise ConfigError(file, [fault]) from None
     faults = Faults(lines_of(text))
     if environ.get(GUARDING, "on") not in ("", "on"):
@@ -265,12 +267,12 @@ class _Reading:
             self._faults.add(f"{path}.provider", "is missing", fix)
             return None
         known = [*providers(), CUSTOM]
+        secret = self._secret(path, table, "secret")
+        previous = self._secret(path, table, "previous")
         if table["provider"] not in known:
             told = f"no provider {table['provider']!r}"
             self._faults.add(f"{path}.provider", told, nearest(table["provider"], known))
             return None
-        secret = self._secret(path, table, "secret")
-        previous = self._secret(path, table, "previous")
         options = dict(table["options"])
         if secret:
             options["secret"] = secret
@@ -330,6 +332,9 @@ class _Reading:
             self._faults.add(f"{path}.pull", "is set beside a url", fix)
         elif table["url"]:
             self._check_url(f"{path}.url", table["url"])
+            if not table["allow_private"] and is_private_at_sight(table["url"]):
+                fix = "Write allow_private = true for an app of yours"
+                self._faults.add(f"{path}.url", "is a private address", fix)
         elif not table["pull"]:
             fix = 'Write url = "https://host/path", or pull = true for an app with a Consumer'
             self._faults.add(f"{path}.url", "is missing", fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -49,7 +50,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for one in made:
             one.close()
-        raise PolicyError(f"it can't listen on {host}, port {port}: {error.strerror}") from None
+        taken = "; --port 0 takes one that is free" if error.errno == errno.EADDRINUSE else ""
+        told = f"it can't listen on {host}, port {port}: {error.strerror}{taken}"
+        raise PolicyError(told) from None
     return made
 
 

@@ -82,16 +82,19 @@ def _open(opener: Callable[..., object], url: str, options: dict[str, Any]) -> o
         raise StoreConfigError(f"{_scheme(url)}:// does not take these options: {error}") from error
 
 
+_SHAPES: Final = "memory://, sqlite:///file.db, postgresql://host/db or redis://host:6379/0"
+
+
 def _find(url: str, function: str) -> Callable[..., object]:
     if not isinstance(url, str):
         unset = ". Is the environment variable set that it comes from?" if url is None else ""
         raise StoreConfigError(
             f"a store URL must be a string, got {'None' if url is None else type(url).__name__}: "
-            f"write memory:// or sqlite:///file.db{unset}"
+            f"write {_SHAPES}{unset}"
         )
     scheme = _scheme(url)
     if "://" not in url or not re.fullmatch(r"[a-z0-9+.-]+", scheme):
-        raise StoreConfigError("that is not a store URL: write memory:// or sqlite:///file.db")
+        raise StoreConfigError(f"that is not a store URL: write {_SHAPES}")
     known = SCHEMES.get(scheme)
     if known is not None:
         module: Any = import_module(f"{GROUP}.{known}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-__all__ = ["BlockedAddressError", "any_address", "is_public", "public_only"]
+__all__ = ["BlockedAddressError", "any_address", "is_private_at_sight", "is_public", "public_only"]
 
 _NOT_PUBLIC_4: Final = tuple(
     ipaddress.ip_network(text)
@@ -45,6 +46,17 @@ def is_public(text: str) -> bool:
             return address in _PUBLIC_6 and not inside
         address = mapped
     return not any(address in network for network in _NOT_PUBLIC_4)
+
+
+def is_private_at_sight(url: str) -> bool:
+    """Whether a URL shows that it leads inside. Where a name leads is seen when it is dialled."""
+    host = ""
+    try:
+        host = urlsplit(url).hostname or ""
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # a name, or no URL at all
+        return host == "localhost"
+    return not is_public(host)
 
 
 def public_only(info: Any) -> socket.socket:

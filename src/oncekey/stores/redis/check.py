@@ -54,7 +54,8 @@ def faults(replies: list[Any], where: str) -> list[str]:
             lost = "a crash forgets every key since the last snapshot, and retries run again"
         else:
             lost = "it keeps nothing on disk: a restart forgets every key, and retries run again"
-        found.append(f"{where} has appendonly off, so that {lost}. Run CONFIG SET appendonly yes")
+        fix = "Run CONFIG SET appendonly yes, and write it in redis.conf"
+        found.append(f"{where} has appendonly off, so that {lost}. {fix}")
     return found
 
 
