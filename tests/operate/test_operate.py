@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import oncekey.operate
-from oncekey import MemoryStore, PolicyError, StoreConfigError, aconnect, connect
+from oncekey import MemoryStore, Once, PolicyError, StoreConfigError, aconnect, connect
 from oncekey._core.flows import new_owner
 from oncekey.abc import Store
 from oncekey.cli import main
@@ -252,6 +252,35 @@ def test_twins_take_the_same_arguments() -> None:
         other = python.signature(getattr(oncekey.operate, f"a{name}")).parameters
         plain = {name: (one.kind, one.default) for name, one in one.items()}
         assert plain == {name: (two.kind, two.default) for name, two in other.items()}
+
+
+def test_a_key_of_several_arguments_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``key=[...]`` by the arguments that it names, in any order; what is none is told."""
+    url = f"sqlite:///{tmp_path}/keys.db"
+    once = Once(url, scope="billing")
+
+    @once(key=["customer", "invoice"], name="charge")
+    def charge(customer: str, invoice: int, cents: int) -> int:
+        return cents
+
+    charge("c-1", 7, 500)
+    words = ("inspect", url, "--scope", "once:billing:charge", "--arguments")
+    for text, code in (
+        ('{"invoice": 7, "customer": "c-1"}', 0),
+        ('{"customer": "c-1", "invoice": 8}', 1),
+        ("c-1", 2),
+    ):
+        assert main([words[0], text, *words[1:]]) == code
+    assert "write KEY as a JSON object" in capsys.readouterr().err
+
+
+def test_stuck_leaves_out_what_the_doctor_raced_for(store: Store, ask: Callable[..., Any]) -> None:
+    """Those claims end by themselves, and nobody should evict them."""
+    store.claim(Key(Scope("oncekey", "doctor", "x"), "1"), new_owner(), b"", LAPSED)
+    claimed(store, "dead", LAPSED)
+    assert [one.digest for one in ask("stuck").found] == [key("dead").digest.hex()]
 
 
 def test_store_that_cannot_be_looked_through() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
+from oncekey._core.fingerprint import fingerprint
 from oncekey.errors import PolicyError
 from oncekey.models import Key, Scope, check_text
 
@@ -24,6 +26,11 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PART",
         help="one part of the scope (may be given again), where a part has a colon in it",
+    )
+    parser.add_argument(
+        "--arguments",
+        action="store_true",
+        help="""KEY is a JSON object of the arguments that key=[...] names: '{"year": 2026}'""",
     )
     parser.add_argument(
         "--digest", action="store_true", help="KEY is a digest, 64 hex digits as listings show it"
@@ -51,4 +58,16 @@ def key_of(arguments: argparse.Namespace) -> Key | bytes:
             "whose key is it? Give --scope LABEL, such as once:orders for Once(scope='orders'), or "
             "each --part of it, or --digest with the digest instead of the key"
         )
-    return Key(Scope(*parts), check_text(arguments.key, "KEY"))
+    name = _of_arguments(arguments.key) if arguments.arguments else arguments.key
+    return Key(Scope(*parts), check_text(name, "KEY"))
+
+
+def _of_arguments(text: str) -> str:
+    """The name that ``key=[...]`` makes of arguments."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise PolicyError("""--arguments: write KEY as a JSON object, such as '{"year": 2026}'""")
+    return fingerprint(value).decode()
