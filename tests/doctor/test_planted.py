@@ -20,7 +20,7 @@ from tests.servers.pooler import TransactionPooler
 from oncekey import connect
 from oncekey.doctor import Report, Severity, check_app, check_receiver, check_store
 from oncekey.doctor.sqlite import file_system
-from oncekey.models import Key, Scope
+from oncekey.models import Key, Scope, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "doctor.md"
 
@@ -378,7 +378,7 @@ def test_probes_are_few(tmp_path: Path) -> None:
 
 
 def test_race_leaves_nothing_for_long(tmp_path: Path) -> None:
-    """The records of a race end within a minute and a half."""
+    """The records of a race end within a minute and a half, and meanwhile nobody holds them."""
     url = f"sqlite:///{tmp_path}/keys.db"
     connect(url).close()
     assert check_store(url).ok
@@ -387,3 +387,4 @@ def test_race_leaves_nothing_for_long(tmp_path: Path) -> None:
         assert len(entries) == 25
         for entry in entries:
             assert entry.record.purge_at - store.now() <= 90_000
+            assert entry.record.state is not State.PENDING

@@ -276,13 +276,6 @@ def test_a_key_of_several_arguments_is_found(
     assert "write KEY as a JSON object" in capsys.readouterr().err
 
 
-def test_stuck_leaves_out_what_the_doctor_raced_for(store: Store, ask: Callable[..., Any]) -> None:
-    """Those claims end by themselves, and nobody should evict them."""
-    store.claim(Key(Scope("oncekey", "doctor", "x"), "1"), new_owner(), b"", LAPSED)
-    claimed(store, "dead", LAPSED)
-    assert [one.digest for one in ask("stuck").found] == [key("dead").digest.hex()]
-
-
 def test_store_that_cannot_be_looked_through() -> None:
     """It can be asked for a key by its name, and refuses the rest with a reason."""
 

@@ -29,13 +29,16 @@ def _main() -> None:
             _tell({"ready": True})
             sys.stdin.readline()
             scope = Scope("oncekey", "doctor", task["scope"])
-            won = [
-                number
-                for number in range(task["keys"])
-                if store.claim(Key(scope, str(number)), new_owner(), b"", _TERMS).verdict
-                is ClaimVerdict.WON
-            ]
-            _tell({"won": won})
+            won: dict[int, tuple[Key, bytes, int]] = {}
+            for number in range(task["keys"]):
+                key, owner = Key(scope, str(number)), new_owner()
+                reply = store.claim(key, owner, b"", _TERMS)
+                if reply.verdict is ClaimVerdict.WON:
+                    won[number] = (key, owner, reply.fence)
+            _tell({"won": list(won)})
+            sys.stdin.readline()  # all have told
+            for held in won.values():
+                store.release(*held)
     except OncekeyError as error:
         _tell({"error": str(error)})
 

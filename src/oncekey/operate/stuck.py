@@ -14,9 +14,6 @@ __all__ = ["astuck", "stuck"]
 _BINDINGS: Final = ":signed messages"
 """The end of scopes in which receivers bind a message to its id: claims that nobody ever ends."""
 
-_DOCTOR: Final = "oncekey:doctor"
-"""Where ``oncekey doctor`` races for keys, which expire a minute later."""
-
 
 def stuck(
     store: Store,
@@ -66,7 +63,7 @@ def _stuck(
 ) -> Flow[Listing]:
     def wanted(entry: Entry, now: int) -> bool:
         record = entry.record
-        if entry.key.scope.label.endswith(_BINDINGS) or entry.key.scope.label.startswith(_DOCTOR):
+        if entry.key.scope.label.endswith(_BINDINGS):
             return False
         if record.state is not State.PENDING or scope not in (None, entry.key.scope.label):
             return False
