@@ -276,6 +276,20 @@ async def test_a_caller_may_be_looked_up_asynchronously(shop: Shop) -> None:
     assert "s3cret" not in result.model_dump_json()
 
 
+@pytest.mark.parametrize("gives, told", [(None, "gave None"), ("s3cret", "gave a str")])
+async def test_a_caller_that_names_nobody_is_in_the_log(
+    shop: Shop, caplog: pytest.LogCaptureFixture, gives: Any, told: str
+) -> None:
+    """The client learns only that it was refused; the server's log says what ``caller`` is to give."""
+    with caplog.at_level(logging.WARNING, logger="oncekey"):
+        async with Client(server_of(shop, caller=lambda context: gives)) as connected:
+            result = await connected.call_tool("create_media_buy", request())
+    assert error_of(result)["code"] == "INVALID_REQUEST"
+    assert f"create_media_buy was refused: caller= {told}, which names nobody" in caplog.text
+    assert "ToolContext(caller_identity=...)" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 async def test_tools_of_mcpserver_get_the_same_errors() -> None:
     """The decorator turns our errors into results, for async and sync tools with their schemas."""
     store = IdempotencyStore(MemoryBackend(), profile="adcp-3.2")

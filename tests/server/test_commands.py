@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ def test_what_an_app_refuses_for_good_waits_through_a_restart(tmp_path: Path) ->
             assert one.deliver(event("evt_gone", one.address)) == 200
             found = ("issues", "--gateway", one.address)
             until(lambda: "HTTP 410" in oncekey(*found).stdout, "a dead letter")
+            told = oncekey("event", asked[0], "--gateway", one.address).stdout
+            assert re.search(r"app: dead +[0-9.]+ ms, status 410, HTTP 410", told), told
         listed = oncekey("reconcile", "--config", file)
         assert listed.returncode == 1
         assert asked[0] in listed.stdout

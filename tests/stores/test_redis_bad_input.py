@@ -26,6 +26,7 @@ from oncekey.errors import (
 )
 from oncekey.models import Key, Scope, State, Terms, Verdict
 from oncekey.stores.redis import RedisBackend, RedisStore
+from oncekey.stores.redis.errors import unreachable
 
 TERMS = Terms(lease_ms=30_000, ttl_ms=86_400_000)
 
@@ -46,7 +47,8 @@ def key(name: object = "") -> Key:
         ("redis://host/1?db=2", "two databases"),
         ("redis://a,b", "redis\\+cluster"),
         ("redis://[::1", "brackets"),
-        ("redis://host?colour=red", "check, db, min_replicas"),
+        ("redis://host?colour=red", "; there are check, db, min_replicas"),
+        ("redis://host?timout=1", r"'timout'; did you mean 'timeout'\? There are check, db"),
         ("redis://host?prefix=", "needs one value"),
         ("redis://host?timeout=1&timeout=2", "needs one value"),
         ("redis://host?timeout=soon", "timeout must be a number"),
@@ -496,3 +498,9 @@ def test_a_record_is_small(redis_server: Server, open_redis: Callable[..., Any])
         assert client.strlen(b"small:" + key("m").digest) == 17
         assert client.strlen(b"small:" + key("c").digest) == 59 + 64 + 100
     assert store.read(key("c")).state is State.COMPLETED
+
+
+def test_the_drivers_reason_ends_in_one_full_stop() -> None:
+    """What redis-py says of a server that is away is a sentence among ours."""
+    told = str(unreachable(ConnectionError("Error 111 connecting to h:1. Refused."), "Redis"))
+    assert "connecting to h:1. Refused. Make sure that it runs" in told

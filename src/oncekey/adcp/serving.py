@@ -14,7 +14,7 @@ from oncekey._core.call import is_async
 from oncekey.adapters._threads import in_thread
 from oncekey.adcp.profile import is_error, with_envelope
 from oncekey.adcp.wire import error_envelope
-from oncekey.errors import OncekeyError
+from oncekey.errors import IdempotencyScopeError, OncekeyError
 
 __all__ = ["Handler", "answer_to", "resolved"]
 
@@ -48,7 +48,7 @@ async def answer_to(
         task: The name of what is called, for the log.
         passed_on: Errors of the transport's own, which its SDK answers.
     """
-    context = params.get("context")
+    context, who = params.get("context"), None
     try:
         who = await resolved(caller())
         if is_async(handler):
@@ -62,6 +62,13 @@ async def answer_to(
         envelope = error_envelope(error, context)
         if envelope["adcp_error"]["code"] in _OWN_AFFAIR:
             logger.error("%s could not be carried out: %s", task, error)
+        if isinstance(error, IdempotencyScopeError):
+            kind = type(who).__name__
+            logger.warning(
+                "%s was refused: caller= gave %s, which names nobody. For a known caller give "
+                "ToolContext(caller_identity=...)",
+                *(task, "None" if who is None else f"a {kind}"),
+            )
         return envelope, True
     except Exception:
         # Its text may hold anything, so it stays here.

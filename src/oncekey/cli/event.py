@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
                 for one in found["duplicates"]]  # fmt: skip
     moments += [
         (one["at"], f"{one['target']}: {one['outcome']}",
-         f"{one['ms']} ms, status {one['status']} {one['error']}".rstrip())
+         ", ".join(filter(None, [f"{one['ms']} ms", one["status"] and f"status {one['status']}",
+                                 one["error"]])))
         for one in found["attempts"]
     ]  # fmt: skip
     moments += [(one["at"], one["action"], f"by {one['actor']}") for one in found["actions"]]

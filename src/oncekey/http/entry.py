@@ -74,9 +74,10 @@ def ready(
     opened = connect(store) if isinstance(store, str) else store
     if isinstance(opened, Store):
         return _seen(opened, checked)
+    name = type(store).__name__
+    other = name.removeprefix("Async") if isinstance(store, AsyncStore) else "MemoryStore"
     raise BackendMismatchError(
-        f"this needs a sync store, got {type(store).__name__}: pass a URL, MemoryStore(), "
-        "SQLiteStore('file.db') or connect(url)"
+        f"this needs a sync store, got {name}: pass a URL, {other}(...) or connect(url)"
     )
 
 
@@ -88,9 +89,10 @@ def aready(
     opened = aconnect(store) if isinstance(store, str) else store
     if isinstance(opened, AsyncStore):
         return _seen(opened, checked)
+    name = type(store).__name__
+    other = f"Async{name}" if isinstance(store, Store) else "AsyncMemoryStore"
     raise BackendMismatchError(
-        f"this needs an async store, got {type(store).__name__}: pass a URL, AsyncMemoryStore(), "
-        "AsyncSQLiteStore('file.db') or aconnect(url)"
+        f"this needs an async store, got {name}: pass a URL, {other}(...) or aconnect(url)"
     )
 
 

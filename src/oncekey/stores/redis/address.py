@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.errors import StoreConfigError
+from oncekey.policy import did_you_mean
 from oncekey.stores.redis.errors import driver
 from oncekey.stores.redis.topology import Address, Cluster, Sentinels, Single, Topology
 
@@ -187,13 +188,14 @@ def _told(name: str) -> str:
 
 def _settings(query: dict[str, str], known: tuple[str, ...]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
+    all_known = sorted((*known, *STORE_OPTIONS))
     for name, value in query.items():
         if name in STORE_OPTIONS:
             continue
         if name not in known:
             raise StoreConfigError(
-                f"a Redis URL of this kind has no option {_told(name)}: use one of "
-                f"{', '.join(sorted((*known, *STORE_OPTIONS)))}"
+                f"a Redis URL of this kind has no option {_told(name)}"
+                f"{did_you_mean(name, all_known)} {', '.join(all_known)}"
             )
         settings[name] = value
     if "db" in settings:

@@ -126,7 +126,8 @@ def unreachable(error: BaseException, where: str) -> StoreError:
             "certificate is for; for a server without TLS write redis://"
         )
     # What the driver says may hold the address, never the password.
+    reason = str(error)[:200].rstrip(".")
     return StoreUnavailableError(
-        f"{where} can't be reached: {type(error).__name__}: {str(error)[:200]}. Make sure that it "
-        "runs and that the address is right, then try again"
+        f"{where} can't be reached: {type(error).__name__}: {reason}. Make sure that it runs and "
+        "that the address is right, then try again"
     )
