@@ -69,7 +69,7 @@ async def test_routes_are_on_the_page_of_sources(tmp_path: Path) -> None:
     settings = settings_from(text, "t.toml", ENVIRON)
     store = aconnect(f"sqlite:///{tmp_path}/keys.db")
     proxies = Proxies(store)
-    proxies.use(settings.proxies)
+    proxies.prepare(settings.proxies)()
     shown = proxies.views({("shop", "2xx"): 3, ("shop", "replayed"): 1, ("gone", "2xx"): 9})
     await proxies.aclose()
     await store.aclose()
@@ -162,12 +162,12 @@ async def test_an_unchanged_route_stays(tmp_path: Path) -> None:
     async with aconnect(f"sqlite:///{tmp_path}/keys.db") as store:
         proxies = Proxies(store)
         lines = '\n[proxies.a]\nupstream = "http://x"\n'
-        proxies.use(_settings(lines).proxies)
+        proxies.prepare(_settings(lines).proxies)()
         scope = {"raw_path": b"/a/1"}
         first = proxies.find(scope)
-        proxies.use(_settings(lines + '[proxies.b]\nupstream = "http://y"\n').proxies)
+        proxies.prepare(_settings(lines + '[proxies.b]\nupstream = "http://y"\n').proxies)()
         second = proxies.find(scope)
-        proxies.use(_settings(lines + "ttl = 60\n").proxies)
+        proxies.prepare(_settings(lines + "ttl = 60\n").proxies)()
         third = proxies.find(scope)
         assert first is not None
         assert second is not None

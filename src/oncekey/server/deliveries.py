@@ -7,7 +7,7 @@ import base64
 import hashlib
 import hmac
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from oncekey._core.drive import arun
@@ -58,11 +58,13 @@ class Deliveries:
         self._known: dict[str, tuple[TargetSettings, Destination]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def use(self, targets: Mapping[str, TargetSettings]) -> None:
-        """Deliver to these from now on. What did not change is left alone, with its breaker.
+    async def prepare(self, targets: Mapping[str, TargetSettings]) -> Callable[[], None]:
+        """Make these targets; what is given back puts them in place.
+
+        What did not change is left alone, with its breaker.
 
         Raises:
-            PolicyError: One can't work; then nothing was changed.
+            PolicyError: One can't work.
         """
         made: dict[str, tuple[TargetSettings, Destination]] = {}
         for name, settings in targets.items():
@@ -72,10 +74,14 @@ class Deliveries:
             if known is None or known[0] != settings:
                 known = (settings, Destination(await self._target(settings), settings.policy))
             made[name] = known
-        gone = self._worker.update({name: to for name, (_, to) in made.items()})
-        self._known = made
-        if gone:
-            self._begin(self._close(gone))
+
+        def use() -> None:
+            gone = self._worker.update({name: to for name, (_, to) in made.items()})
+            self._known = made
+            if gone:
+                self._begin(self._close(gone))
+
+        return use
 
     async def _target(self, settings: TargetSettings) -> HttpTarget:
         return _Target(

@@ -16,7 +16,6 @@ from typing import Final
 from oncekey.abc import AsyncStore
 from oncekey.errors import OncekeyError, StoreError
 from oncekey.inbox.abc import AsyncInbox
-from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Arrival, Ingested, Route, TargetStatus
 from oncekey.inbox.routing import Router
 from oncekey.inbox.urls import open_inbox
@@ -94,8 +93,10 @@ class Gateway:
         """
         router = Router({name: one.policy for name, one in settings.targets.items()})
         take_sources = self.intake.prepare(settings.sources, router)
-        await self.deliveries.use(settings.targets)
-        self.proxies.use(settings.proxies)  # the last that can fail
+        take_targets = await self.deliveries.prepare(settings.targets)
+        take_routes = self.proxies.prepare(settings.proxies)  # the last that can fail
+        take_targets()
+        take_routes()
         take_sources()
         self.doorman.use(settings)
         self.settings = settings
@@ -104,7 +105,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to deliver, after a look at the inbox."""
-        await self.inbox.check()
+        await self.inbox.check(quick=True)  # for damage it was looked through when it was opened
         self.deliveries.start()
         self._writing = asyncio.create_task(self._figures.keep_writing(self._own))
 
@@ -191,8 +192,8 @@ class Gateway:
 
     async def last_arrival(self, source: str) -> str | None:
         """When the last event of a source came."""
-        found = await self.inbox.search(Filter(source=source), limit=1)
-        return when(found.items[0].at) if found.items else None
+        found = await self.inbox.last_received(source)
+        return None if found is None else when(found)
 
     async def ready(self) -> str:
         """Empty if events can be kept; else why not. Looked at once a second, whoever asks."""

@@ -66,10 +66,14 @@ _BUSY: Final = rejected(
 
 
 class _Source:
-    """One source: its rules, and which headers of a delivery are kept."""
+    """One source: its rules, who gets its events, and which headers of a delivery are kept.
 
-    def __init__(self, settings: SourceSettings, store: AsyncStore) -> None:
+    A request goes by one of these from end to end, whatever a reload changes meanwhile.
+    """
+
+    def __init__(self, settings: SourceSettings, store: AsyncStore, router: Router) -> None:
         self.settings = settings
+        self.router = router
         provider: Any = settings.provider
         if getattr(provider, "needs_nonces", False):
             bound: AskingProvider = provider
@@ -121,7 +125,6 @@ class Intake:
         self._inbox = inbox
         self._store = store
         self._sources: dict[str, _Source] = {}
-        self._router = Router({})
         self._reading = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
@@ -131,10 +134,10 @@ class Intake:
         Raises:
             PolicyError: One can't work.
         """
-        made = {name: _Source(one, self._store) for name, one in sources.items()}
+        made = {name: _Source(one, self._store, router) for name, one in sources.items()}
 
         def use() -> None:
-            self._sources, self._router = made, router
+            self._sources = made
 
         return use
 
@@ -247,7 +250,7 @@ class Intake:
         if source.provider.batch:
             body = json.dumps(item.payload, separators=(",", ":"), ensure_ascii=False).encode()
         kind = item.event_type or ""
-        routes = self._router.routes(source.settings.targets, kind, body)
+        routes = source.router.routes(source.settings.targets, kind, body)
         return await self._inbox.ingest(
             Arrival(source.settings.name, _key(work, name), kind, body, headers, routes)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -38,11 +38,11 @@ class Proxies:
         self._closing: set[asyncio.Task[None]] = set()
         self.answers: Counter[tuple[str, str]] = Counter()
 
-    def use(self, routes: Mapping[str, ProxyRoute]) -> None:
-        """Go by these from now on. What is under way ends as it began.
+    def prepare(self, routes: Mapping[str, ProxyRoute]) -> Callable[[], None]:
+        """Make these routes; what is given back puts them in place. What is under way goes on.
 
         Raises:
-            PolicyError: One can't work; then nothing was changed.
+            PolicyError: One can't work.
         """
         kept = [(route, proxy) for route, proxy in self._routes if routes.get(route.name) == route]
         names = {route.name for route, _ in kept}
@@ -54,9 +54,13 @@ class Proxies:
         except BaseException:
             self._close(proxy for _, proxy in made)
             raise
-        self._close(proxy for route, proxy in self._routes if route.name not in names)
-        # The longest beginning that fits is the one that was meant.
-        self._routes = sorted(kept + made, key=lambda one: -len(one[0].path))
+
+        def use() -> None:
+            self._close(proxy for route, proxy in self._routes if route.name not in names)
+            # The longest beginning that fits is the one that was meant.
+            self._routes = sorted(kept + made, key=lambda one: -len(one[0].path))
+
+        return use
 
     def _close(self, proxies: Iterable[Proxy]) -> None:
         for proxy in proxies:
@@ -128,7 +132,7 @@ class Proxies:
 
     async def aclose(self) -> None:
         """Close every connection to an upstream, after what is under way."""
-        self.use({})
+        self.prepare({})()
         await asyncio.gather(*self._closing)
 
 

@@ -94,12 +94,19 @@ class _Reload:
         self._gateway = gateway
         self._read = read
         self._task: asyncio.Task[None] | None = None
+        self._wanted = False
 
     def begin(self) -> None:
+        self._wanted = True  # also while one is under way: the file may have changed since
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
+        while self._wanted:
+            self._wanted = False
+            await self._read_again()
+
+    async def _read_again(self) -> None:
         old = self._gateway.settings
         try:
             new = self._read()
@@ -107,6 +114,8 @@ class _Reload:
             await self._gateway.use(new)
         except OncekeyError as error:
             logger.error("the config was not reloaded, the old one stays: %s", error)
+        except Exception:
+            logger.exception("the config was not reloaded, the old one stays")
         else:
             logger.warning(
                 "the config was reloaded: %d sources, %d targets",
