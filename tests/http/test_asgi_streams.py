@@ -386,5 +386,7 @@ async def test_other_protocols_pass() -> None:
 
 def test_a_sync_store_is_refused() -> None:
     """It would block the loop: the error names what to pass."""
-    with pytest.raises(BackendMismatchError, match=r"got MemoryStore: pass a URL, AsyncMemoryStore\(\.\.\.\)"):
+    with pytest.raises(
+        BackendMismatchError, match=r"got MemoryStore: pass a URL, AsyncMemoryStore\(\.\.\.\)"
+    ):
         IdempotencyMiddleware(lambda *a: None, MemoryStore())  # type: ignore[arg-type,return-value]

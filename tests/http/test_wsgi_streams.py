@@ -220,5 +220,7 @@ def test_a_body_that_is_cut_off_is_refused() -> None:
 
 def test_an_async_store_is_refused() -> None:
     """It can't be awaited here: the error names what to pass."""
-    with pytest.raises(BackendMismatchError, match=r"got AsyncMemoryStore: pass a URL, MemoryStore\(\.\.\.\)"):
+    with pytest.raises(
+        BackendMismatchError, match=r"got AsyncMemoryStore: pass a URL, MemoryStore\(\.\.\.\)"
+    ):
         IdempotencyMiddleware(lambda e, s: [], MemoryBackend())  # type: ignore[arg-type]

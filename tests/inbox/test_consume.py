@@ -16,7 +16,7 @@ from tests.transactions.routes import ROUTES, Caller, Place
 from tests.transactions.routes import Route as Way
 
 from oncekey import AsyncSQLiteStore, PostgresStore, SQLiteStore, aconnect
-from oncekey.errors import PermanentError
+from oncekey.errors import PermanentError, PolicyError, TransactionRefusedError
 from oncekey.inbox import (
     Arrival,
     AsyncInbox,
@@ -280,7 +280,90 @@ async def test_another_database_is_refused(place: Place, postgres: Databases) ->
         async def handle(connection: Any, delivery: Delivery) -> None:
             raise AssertionError("never called")
 
-        async with consuming(consumer):
+        async with asyncio.timeout(SOON):
+            with pytest.raises(TransactionRefusedError, match="another database than the inbox's"):
+                await consumer.run()
+            async for taken in consumer:  # it is still there: no event is given up for that
+                with pytest.raises(TransactionRefusedError, match="pass store="):
+                    await taken.__aenter__()
+                break
+        assert (await inbox.dead_letters(Filter())).items == ()
+        assert [one.waiting for one in await inbox.depths()] == [1]
+
+
+async def test_an_entity_that_is_handled_stops_no_other_event(place: Place) -> None:
+    """While an ordered handler runs, its entity's next event comes in, and is handled after it."""
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    seen = []
+    async with inbox_in(place, "pg") as inbox, asyncpg.create_pool(place.url) as pool:
+        await come(inbox, "a", order="7")
+        consumer = Consumer(inbox, "app", on=pool, policy=TargetPolicy(concurrency=2))
+
+        @consumer
+        async def handle(connection: Any, delivery: Delivery) -> None:
+            seen.append(delivery.event.key)
+            inside.set()
+            await go_on.wait()
+
+        async with asyncio.timeout(SOON), consuming(consumer):
+            await inside.wait()
+            await come(inbox, "b", order="7")
+            await come(inbox, "c")
+            assert seen[0] == "a"
+            assert "b" not in seen
+            go_on.set()
             await drained(inbox)
-        dead = (await inbox.dead_letters(Filter())).items
-    assert [one.error for one in dead] == ["TransactionRefusedError"]
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_an_old_snapshot_is_refused_for_what_is_in_order(
+    place: Place, isolation: str
+) -> None:
+    """Such a transaction would not see who waits for it, and leave that one waiting for ever."""
+
+    async def begun(connection: asyncpg.Connection[Any]) -> None:
+        level = isolation.replace("_", " ")
+        await connection.execute(f"SET default_transaction_isolation = '{level}'")
+
+    async with inbox_in(place, "pg") as inbox, asyncpg.create_pool(place.url, setup=begun) as pool:
+        await come(inbox, "a", order="7")
+        consumer = Consumer(inbox, "app", on=pool, policy=QUICK)
+
+        @consumer
+        async def handle(connection: Any, delivery: Delivery) -> None: ...
+
+        async with asyncio.timeout(SOON):
+            with pytest.raises(TransactionRefusedError, match="use READ COMMITTED"):
+                await consumer.run()
+
+
+async def test_each_target_of_an_event_has_its_own_effect(place: Place, tmp_path: Path) -> None:
+    """With the inbox elsewhere two consumers share an app's store, and no record; for long."""
+    async with await open_inbox(f"sqlite:///{tmp_path / 'inbox.db'}") as inbox:
+        routes = (Route("billing"), Route("ledger"))
+        await inbox.ingest(Arrival("shop", "a", "paid", b"{}", routes=routes))
+        with PostgresStore(place.url) as made:
+            made.create_schema()
+        async with aconnect(place.url) as store, asyncpg.create_pool(place.url) as pool:
+            async with contextlib.AsyncExitStack() as running:
+                for name in ("billing", "ledger"):
+                    consumer = Consumer(
+                        inbox, name, on=pool, store=store, policy=QUICK, remember=90 * 86_400
+                    )
+
+                    async def handle(connection: Any, delivery: Delivery) -> None:
+                        await connection.execute("INSERT INTO effects VALUES ($1)", delivery.target)
+
+                    consumer(handle)
+                    await running.enter_async_context(consuming(consumer))
+                await drained(inbox)
+    assert effects(place, "pg") == ["billing", "ledger"]
+    days = "SELECT (expires_at / 1000 - extract(epoch FROM now())) / 86400 FROM oncekey_records"
+    assert [round(row[0]) for row in sql(place.url, days)] == [90, 90]
+
+
+def test_a_record_that_ends_too_soon_is_refused(tmp_path: Path) -> None:
+    """A consumer's record must outlive a redelivery: a day at the least."""
+    with pytest.raises(PolicyError, match="remember"):
+        Consumer(None, "app", on=None, remember=60)  # type: ignore[arg-type]

@@ -289,6 +289,63 @@ async def test_other_targets_take_over_while_old_attempts_end(inbox: AsyncInbox)
     assert [one.event.key for one in new.seen] == ["b"]
 
 
+async def test_a_target_that_goes_while_its_events_are_fetched_stops_nothing(
+    inbox: AsyncInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deliveries are handed back, for whoever knows it; the others' go on."""
+    fetch, others = inbox.fetch, Recorder()
+    made = await come(inbox, "a", "gone")
+    worker: DeliveryWorker
+
+    async def during(slots: Any, lease_ms: int) -> Any:
+        found = await fetch(slots, lease_ms)
+        if any(one.target == "gone" for one in found):
+            worker.update({"app": Destination(others)})
+        return found
+
+    monkeypatch.setattr(inbox, "fetch", during)
+    async with working(inbox, gone=Destination(Recorder()), app=Destination(others)) as worker:
+        await until(lambda: [one.target for one in worker.report()] == ["app"])
+        await come(inbox, "b", "app")
+        await until(lambda: others.seen)
+        (back,) = await fetch({"gone": 1}, 60_000)
+        assert (back.event.id, back.attempt) == (made, 1)  # it was no try
+
+
+async def test_a_fault_of_a_round_is_told_and_the_next_one_delivers(
+    inbox: AsyncInbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What nobody foresaw ends neither the deliveries nor the housekeeping."""
+    left = {"fetch": 1, "prune": 1}
+    pruned = asyncio.Event()
+
+    def once_wrong(name: str) -> None:
+        method = getattr(inbox, name)
+
+        async def call(*args: Any) -> Any:
+            if left[name]:
+                left[name] -= 1
+                raise KeyError(name)
+            if name == "prune":
+                pruned.set()
+            return await method(*args)
+
+        monkeypatch.setattr(inbox, name, call)
+
+    once_wrong("fetch")
+    once_wrong("prune")
+    monkeypatch.setattr("oncekey.inbox.delivery._HOUSEKEEPING", 0.0)
+    monkeypatch.setattr("oncekey.inbox.delivery._BULK_LOOK", 0.01)
+    app = Recorder()
+    made = await come(inbox, "a", "app")
+    async with working(inbox, app=Destination(app)):
+        assert await settled(inbox, made) is DeliveryState.DELIVERED
+        async with asyncio.timeout(SOON):
+            await pruned.wait()
+    assert "a look for deliveries failed" in caplog.text
+    assert "housekeeping of the inbox failed" in caplog.text
+
+
 async def test_bulk_replays_move_while_the_worker_runs(inbox: AsyncInbox) -> None:
     """What a bulk replay queues is delivered by the worker that moves it."""
     app = Recorder(lambda _: Answer(False, 500, "HTTP 500", permanent=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,8 +13,10 @@ from tests.servers.fixtures_pg import Databases, sql
 from oncekey import PostgresStore
 from oncekey.errors import StoreConfigError, StoreError, StoreUnavailableError
 from oncekey.inbox import Arrival, AsyncInbox, Filter, Outcome, Result, Route, event_key, open_inbox
+from oncekey.inbox.models import event_id, event_number
 
 DAY = 86_400_000
+_WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 @pytest.fixture
@@ -93,6 +96,55 @@ async def test_pruning_waits_for_nobody_and_blocks_nobody(inbox: AsyncInbox, url
         assert [row.key for row in await inbox.search(Filter())] == ["meanwhile"]
     finally:
         await reader.close()
+
+
+async def test_what_is_replayed_while_its_day_goes_stays(
+    inbox: AsyncInbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay between the look for what is unfinished and the end of the day keeps the day."""
+    kept = await inbox.ingest(arrival("k"))
+    await inbox.finish([Result(one, Outcome.DELIVERED) for one in await inbox.fetch({"app": 1}, 9)])
+    await age(url, 40)
+    old = event_id(event_number(kept.id) - ((40 * DAY) << 20))
+    # The replay commits once the day's rows are saved: as late as it can.
+    done = asyncio.Event()
+    connect = asyncpg.Connection.execute
+
+    async def execute(self: Any, query: str, *args: Any, **more: Any) -> str:
+        if "ACCESS EXCLUSIVE" in query and not done.is_set():
+            done.set()
+            assert await other.replay(old, ["app"], actor="me") == 1
+        return await connect(self, query, *args, **more)
+
+    async with await open_inbox(url) as other:
+        monkeypatch.setattr(asyncpg.Connection, "execute", execute)
+        await inbox.prune(30 * DAY)
+        assert done.is_set()
+        (delivery,) = await inbox.fetch({"app": 5}, 60_000)
+        assert delivery.event.id == old
+
+
+async def test_people_who_look_hold_up_nothing(inbox: AsyncInbox, url: str) -> None:
+    """With any number of reports under way an event is kept, fetched and finished."""
+    holder = await asyncpg.connect(url)
+    try:
+        await holder.execute("SELECT pg_advisory_lock(7)")
+
+        def stuck() -> Any:
+            yield "SELECT pg_advisory_xact_lock_shared(7)", []
+
+        running = [asyncio.ensure_future(inbox._read(stuck())) for _ in range(12)]  # type: ignore[attr-defined]
+        running += [asyncio.ensure_future(inbox._write(stuck())) for _ in range(12)]  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            while (await holder.fetchval(_WAITING)) < 5:
+                await asyncio.sleep(0.01)
+            assert (await inbox.ingest(arrival("k"))).new
+            (delivery,) = await inbox.fetch({"app": 1}, 60_000)
+            assert await inbox.finish([Result(delivery, Outcome.DELIVERED)]) == [True]
+        await holder.execute("SELECT pg_advisory_unlock(7)")
+        await asyncio.gather(*running)
+    finally:
+        await holder.close()
 
 
 async def test_its_keys_are_records(inbox: AsyncInbox, url: str) -> None:

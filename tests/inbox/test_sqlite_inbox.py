@@ -216,3 +216,45 @@ async def test_one_lost_delivery_of_many_changes_nothing_for_the_others(tmp_path
             assert detail is not None
             assert [attempt.outcome for attempt in detail.attempts] == [Outcome.DELIVERED]
         assert await inbox.finish(results) == [False, False, False]
+
+
+async def test_a_large_file_is_looked_through_by_the_doctor_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start does not take longer the more there is; a full check finds the damage."""
+    async with await open_inbox(url(tmp_path)) as inbox:
+        for n in range(200):
+            await inbox.ingest(arrival(f"k{n}", b"x" * 2000))
+    file = tmp_path / "inbox.db"
+    damaged = bytearray(file.read_bytes())
+    place = damaged.rfind(b"x" * 1500)
+    page = place - place % 4096
+    damaged[page : page + 8] = b"\xff" * 8  # the header of a page of bodies
+    file.write_bytes(damaged)
+    with pytest.raises(StoreCorruptError):
+        await open_inbox(url(tmp_path))
+    monkeypatch.setattr("oncekey.inbox.sqlite.schema.LOOKED_THROUGH", 1000)
+    async with await open_inbox(url(tmp_path)) as inbox:
+        await inbox.check(quick=True)
+        with pytest.raises(StoreCorruptError, match="backup"):
+            await inbox.check()
+
+
+async def test_a_copy_of_what_is_gone_goes_too(tmp_path: Path) -> None:
+    """A key may be known for longer than its event is kept: its copies pile up nowhere."""
+    now = {"s": 1_700_000_000.0}
+    async with await open_inbox(
+        url(tmp_path), clock=lambda: now["s"], remember=10 * 86_400
+    ) as inbox:
+        kept = await inbox.ingest(arrival("k"))
+        await inbox.finish(
+            [Result(one, Outcome.DELIVERED) for one in await inbox.fetch({"app": 1}, 9)]
+        )
+        now["s"] += 2 * 86_400
+        await inbox.prune(86_400_000)
+        assert await inbox.event(kept.id) is None
+        for _ in range(450):
+            assert not (await inbox.ingest(arrival("k"))).new
+        await inbox.prune(86_400_000)
+    with contextlib.closing(sqlite3.connect(tmp_path / "inbox.db")) as file:
+        assert file.execute("SELECT count(*) FROM oncekey_inbox_duplicate").fetchone() == (0,)

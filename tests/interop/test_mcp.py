@@ -280,7 +280,7 @@ async def test_a_caller_may_be_looked_up_asynchronously(shop: Shop) -> None:
 async def test_a_caller_that_names_nobody_is_in_the_log(
     shop: Shop, caplog: pytest.LogCaptureFixture, gives: Any, told: str
 ) -> None:
-    """The client learns only that it was refused; the server's log says what ``caller`` is to give."""
+    """The client learns only that it was refused; the server's log says what to give."""
     with caplog.at_level(logging.WARNING, logger="oncekey"):
         async with Client(server_of(shop, caller=lambda context: gives)) as connected:
             result = await connected.call_tool("create_media_buy", request())

@@ -149,6 +149,14 @@ class AsyncInbox(ABC):
     async def sources(self) -> list[str]:
         """Every source that events came from."""
 
+    @abstractmethod
+    async def last_received(self, source: str) -> int | None:
+        """When the last event or copy came from a source.
+
+        Of one that others have come long after, to the minute. ``None``: none, or none that is
+        still known.
+        """
+
     # What people do; each is in the audit, in the same transaction
 
     @abstractmethod

@@ -187,6 +187,11 @@ class InboxBase(AsyncInbox):
         """See ``AsyncInbox``."""
         return await self._read(views.sources())
 
+    async def last_received(self, source: str) -> int | None:
+        """See ``AsyncInbox``."""
+        await self._flush()
+        return await self._read(views.last_received(source))
+
     async def targets(self) -> list[TargetState]:
         """See ``AsyncInbox``."""
         return await self._read(views.targets())

@@ -27,18 +27,21 @@ from oncekey.errors import (
 from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.delivery import DeliveryWorker
 from oncekey.inbox.lanes import Destination, Lane
-from oncekey.inbox.models import Delivery, Outcome, event_number
+from oncekey.inbox.models import Delivery, Outcome, event_key, event_number
 from oncekey.inbox.policy import TargetPolicy
 from oncekey.inbox.search import PARKED
 from oncekey.inbox.targets.base import Answer
 from oncekey.inbox.views import SQL
-from oncekey.policy import Duration
+from oncekey.models import check_text
+from oncekey.policy import Duration, milliseconds
 
 __all__ = ["Consumer", "Taken"]
 
 Handler = Callable[[Any, Delivery], Any]
 
-SCOPE: Final = "inbox"  # of the records in the app's own database
+REMEMBER: Final = 30 * 86_400
+"""Seconds: as long as a worker keeps finished events, if it is not told otherwise."""
+
 _POLL: Final = 0.25
 
 
@@ -58,6 +61,8 @@ class Consumer:
         store: The app's own store, if the inbox is in another database than ``on``: its record is
             what makes a second delivery a replay. ``None``: the inbox is in the app's database.
         policy: How often and how fast; one at a time if not given.
+        remember: With ``store``: how long its record makes a second delivery a replay. Longer than
+            the inbox may bring an event again, pauses of the target and of the app counted in.
 
     Example:
         A handler that is exactly once::
@@ -79,14 +84,18 @@ class Consumer:
         on: Any,
         store: Any = None,
         policy: TargetPolicy | None = None,
+        remember: Duration = REMEMBER,
     ) -> None:
         self._inbox = inbox
-        self.target = target
+        self.target = check_text(target, "the name of a target", 200)
+        milliseconds(remember, "remember", least=86_400_000)
+        self._remember = remember
         self._on = on
         self._store = store
         self._policy = policy or TargetPolicy(concurrency=1)
         self._handler: Handler | None = None
         self._worker: DeliveryWorker | None = None
+        self._refusal: TransactionRefusedError | None = None
         self._lane = Lane(target, Destination(self, self._policy), time.monotonic)
 
     def __call__(self, handler: Handler) -> Handler:
@@ -99,12 +108,16 @@ class Consumer:
 
         Raises:
             PolicyError: There is no handler.
+            TransactionRefusedError: No delivery can be handled on such a connection; says why.
         """
         if self._handler is None:
             raise PolicyError("this consumer has no handler: decorate a function with it")
         destination = Destination(self, self._policy)
         self._worker = DeliveryWorker(self._inbox, {self.target: destination}, keep=None)
         await self._worker.run()
+        if self._refusal is not None:
+            await self._worker.stop()
+            raise self._refusal
 
     async def stop(self, grace: Duration = 10) -> int:
         """Take no more; let handlers end for a while, hand the rest back."""
@@ -114,6 +127,25 @@ class Consumer:
 
     async def send(self, delivery: Delivery, timeout_ms: int) -> Answer:
         """Handle one delivery; see ``Target``."""
+        try:
+            await self._handle(delivery, timeout_ms)
+        except TimeoutError:
+            return Answer(False, error="timeout", sick=False)
+        except (IdempotencyInFlightError, LostDeliveryError):
+            return Answer(False, error="in another worker's hand", sick=False)
+        except PermanentError as error:
+            note = str(error)
+            return Answer(False, error="PermanentError", note=note, permanent=True, sick=False)
+        except TransactionRefusedError as error:
+            self._refusal = error  # the same for every delivery: run() ends with it
+            if self._worker is not None:
+                self._worker.halt()
+            return Answer(False, error=type(error).__name__, note=str(error), sick=False)
+        except Exception as error:  # noqa: BLE001 - a handler's failure is an outcome
+            return Answer(False, error=type(error).__name__, sick=False)
+        return Answer(True, settled=self._store is None)
+
+    async def _handle(self, delivery: Delivery, timeout_ms: int) -> None:
         handler = self._handler
         assert handler is not None  # noqa: S101 - run() looked
         began = time.monotonic()
@@ -128,18 +160,7 @@ class Consumer:
                 await asyncio.to_thread(self._in_thread, handler, delivery, began)
         except LostDeliveryError:
             await self._refuse_strangers(delivery)
-        except TimeoutError:
-            return Answer(False, error="timeout", sick=False)
-        except IdempotencyInFlightError:
-            return Answer(False, error="in another worker's hand", sick=False)
-        except PermanentError as error:
-            note = str(error)
-            return Answer(False, error="PermanentError", note=note, permanent=True, sick=False)
-        except TransactionRefusedError:
             raise
-        except Exception as error:  # noqa: BLE001 - a handler's failure is an outcome
-            return Answer(False, error=type(error).__name__, sick=False)
-        return Answer(True, settled=self._store is None)
 
     async def aclose(self) -> None:
         """See ``Target``; what the app passed in is the app's."""
@@ -153,12 +174,23 @@ class Consumer:
             )
 
     def _transaction(self, delivery: Delivery, began: float) -> _Transaction:
-        return _Transaction(self._inbox, self._store, self._on, delivery, began)
+        block = None if self._store is None else self._recorded(delivery)
+        return _Transaction(block, self._on, delivery, began)
+
+    def _recorded(self, delivery: Delivery) -> Any:
+        """A transaction of the app's store, whose record is this target's of this event.
+
+        Two inboxes may give two events one id: what the event is goes into its key.
+        """
+        event = delivery.event
+        key = f"{event.id}:{event_key(event.source, event.key).digest.hex()[:32]}"
+        scope = f"inbox {self.target}"
+        return self._store.transaction(key, on=self._on, scope=scope, ttl=self._remember)
 
     def _in_thread(self, handler: Handler, delivery: Delivery, began: float) -> None:
         """A plain handler: connection, claim, work and commit, all in one thread."""
         if self._store is not None:
-            with self._store.transaction(delivery.event.id, on=self._on, scope=SCOPE) as tx:
+            with self._recorded(delivery) as tx:
                 if not tx.replayed:
                     handler(tx.connection, delivery)
             return
@@ -205,16 +237,22 @@ class Taken:
         self._consumer = consumer
         self._stack = AsyncExitStack()
         self._began = time.monotonic()
+        self._lost = False
 
     async def __aenter__(self) -> Any:
         self.entered = True
         self._began = time.monotonic()
         try:
-            transaction = self._consumer._transaction(self.delivery, self._began)
-            return await self._stack.enter_async_context(transaction)
-        except LostDeliveryError:
-            await self._consumer._refuse_strangers(self.delivery)
-            return None
+            try:
+                transaction = self._consumer._transaction(self.delivery, self._began)
+                return await self._stack.enter_async_context(transaction)
+            except LostDeliveryError:
+                self._lost = True
+                await self._consumer._refuse_strangers(self.delivery)
+                return None
+        except TransactionRefusedError:
+            await self._consumer._inbox.hand_back([self.delivery])
+            raise
 
     async def __aexit__(
         self,
@@ -223,42 +261,40 @@ class Taken:
         trace: TracebackType | None,
     ) -> None:
         consumer = self._consumer
+        if self._lost:
+            return  # somebody else says how it ended
         try:
             await self._stack.__aexit__(kind, error, trace)
         except Exception as failed:
             error = error or failed
             raise
         finally:
-            if error is not None or consumer._store is not None:
-                answer = Answer(True)
-                if error is not None:
-                    permanent = isinstance(error, PermanentError)
-                    name = type(error).__name__
-                    answer = Answer(False, error=name, permanent=permanent, sick=False)
-                ms = round((time.monotonic() - self._began) * 1000)
-                result = consumer._lane.judged(self.delivery, answer, ms)
+            answer = Answer(True)
+            if error is not None:
+                permanent = isinstance(error, PermanentError)
+                name = type(error).__name__
+                answer = Answer(False, error=name, permanent=permanent, sick=False)
+            ms = round((time.monotonic() - self._began) * 1000)
+            result = consumer._lane.judged(self.delivery, answer, ms)
+            if error is None and consumer._store is None:
+                consumer._inbox.settled(result)
+            else:
                 await consumer._inbox.finish([result])
 
 
 class _Transaction:
     """The app's own transaction around a delivery, async; gives what to write on."""
 
-    def __init__(
-        self, inbox: AsyncInbox, store: Any, on: Any, delivery: Delivery, began: float
-    ) -> None:
-        self._inbox = inbox
-        self._store = store
+    def __init__(self, block: Any, on: Any, delivery: Delivery, began: float) -> None:
+        self._block = block  # with the inbox elsewhere: of the app's store
         self._given = on
         self._delivery = delivery
         self._began = began
         self._on: DriverConnection | None = None
-        self._block: Any = None
 
     async def __aenter__(self) -> Any:
-        if self._store is not None:
-            block = self._store.transaction(self._delivery.event.id, on=self._given, scope=SCOPE)
-            tx = await block.__aenter__()
-            self._block = block
+        if self._block is not None:
+            tx = await self._block.__aenter__()
             return None if tx.replayed else tx.connection
         on = await adrive(connection_of(self._given, None, None, True), _acall)
         self._on = on
@@ -293,9 +329,13 @@ class _Transaction:
 def _enter(on: DriverConnection, delivery: Delivery) -> Calls[None]:
     """Begin, and end the delivery in this transaction, if it is still ours."""
     yield from on.begin()
-    order_key = delivery.order_key
-    if order_key is not None and on.flavour == "postgresql":
-        yield from on.execute(_postgres("lock_order"), [[delivery.target], [order_key]])
+    if delivery.order_key is not None and on.flavour == "postgresql":
+        rows = yield from on.execute(_postgres("isolation"), [])
+        if rows[0][0] != "read committed":
+            raise TransactionRefusedError(
+                f"an ordered delivery can't be consumed in a {rows[0][0]} transaction, which does "
+                "not see who waits for it: use READ COMMITTED, or leave order_by out"
+            )
     place = [event_number(delivery.event.id), delivery.target, delivery.fence]
     rows = yield from on.execute(_text(on, SQL["take"]), place)
     if not rows:
@@ -316,6 +356,10 @@ def _leave(on: DriverConnection, delivery: Delivery, began: float) -> Calls[None
     attempt = [number, delivery.target, delivery.fence, now, ms, done, 0, "", "", ""]
     yield from on.execute(_text(on, SQL["add_attempt"] + " RETURNING 1"), attempt)
     if delivery.order_key is not None:
+        if on.flavour == "postgresql":
+            # Only now: whoever brings an event of this entity waits for it, and others with them.
+            asked = [[delivery.target], [delivery.order_key]]
+            yield from on.execute(_postgres("lock_order"), asked)
         follow = [delivery.target, delivery.order_key, now, PARKED]
         yield from on.execute(_text(on, SQL["promote"] + " RETURNING 1"), follow)
     yield from on.commit()

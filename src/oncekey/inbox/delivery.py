@@ -113,7 +113,12 @@ class DeliveryWorker:
         beside = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._watch())]
         try:
             while not self._stopping.is_set():
-                await self._round()
+                try:
+                    await self._round()
+                except Exception:
+                    # A fault of ours, or of a plug-in: one round is lost, and no event.
+                    logger.exception("a look for deliveries failed, trying again")
+                    await self._rest(1.0)
         finally:
             for task in beside:
                 task.cancel()
@@ -147,9 +152,16 @@ class DeliveryWorker:
                 await self._rest(1.0)
                 return
         got = dict.fromkeys(slots, 0)
+        strangers = []  # of targets that went while they were fetched
         for delivery in found:
-            self._begin(delivery)
             got[delivery.target] += 1
+            lane = self._lanes.get(delivery.target)
+            if lane is None:
+                strangers.append(delivery)
+            else:
+                self._begin(lane, delivery)
+        if strangers:
+            await self._hand_back(strangers)
         for name, free in slots.items():
             (self._full.add if got[name] == free else self._full.discard)(name)
         if self._full:
@@ -185,8 +197,7 @@ class DeliveryWorker:
 
     # Attempts
 
-    def _begin(self, delivery: Delivery) -> None:
-        lane = self._lanes[delivery.target]
+    def _begin(self, lane: Lane, delivery: Delivery) -> None:
         task = asyncio.get_running_loop().create_task(self._attempt(lane, delivery))
         lane.begun(task, delivery)
 
@@ -253,6 +264,11 @@ class DeliveryWorker:
 
     # Stopping
 
+    def halt(self) -> None:
+        """Fetch no more, so that ``run`` ends. ``stop`` sees to what is in hand."""
+        self._stopping.set()
+        self._stirred.set()
+
     async def stop(self, grace: Duration = 10) -> int:
         """Stop fetching, let attempts end for a while, hand the rest back.
 
@@ -262,8 +278,7 @@ class DeliveryWorker:
         Returns:
             How many deliveries were handed back.
         """
-        self._stopping.set()
-        self._stirred.set()
+        self.halt()
         if self._running:
             await self._over.wait()
         lanes = [*self._lanes.values(), *self._retired]
@@ -275,15 +290,18 @@ class DeliveryWorker:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        back = 0
-        if left:
-            try:
-                async with asyncio.timeout(_HAND_BACK):
-                    back = sum(await self._inbox.hand_back(list(left.values())))
-            except (OncekeyError, TimeoutError) as error:
-                logger.warning("deliveries could not be handed back, their leases end: %s", error)
+        back = await self._hand_back(list(left.values())) if left else 0
         await self._settling.drain(_HAND_BACK)
         return back
+
+    async def _hand_back(self, deliveries: list[Delivery]) -> int:
+        """Give up deliveries that were not made: they are due at once, and it was no try."""
+        try:
+            async with asyncio.timeout(_HAND_BACK):
+                return sum(await self._inbox.hand_back(deliveries))
+        except (OncekeyError, TimeoutError) as error:
+            logger.warning("deliveries could not be handed back, their leases end: %s", error)
+            return 0
 
     # Housekeeping
 
@@ -298,4 +316,7 @@ class DeliveryWorker:
                     await self._inbox.prune(self._keep_ms)
             except OncekeyError as error:
                 logger.warning("housekeeping of the inbox failed, trying again: %s", error)
+            except Exception:
+                # It goes on beside the deliveries: nobody would see that it ended.
+                logger.exception("housekeeping of the inbox failed, trying again")
             await asyncio.sleep(_BULK_LOOK if wait is None else min(wait, _BULK_LOOK))

@@ -296,7 +296,7 @@ class Duplicate:
     """The arrival of a copy.
 
     Attributes:
-        body: The copy's own body, where it was another.
+        body: The copy's own body, where it was another and is one of the last 20 of those.
     """
 
     at: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import DeliveryState
 
@@ -179,7 +180,16 @@ def event_query(
 def dead_query(
     wanted: Filter, least: int, most: int, after: str, limit: int
 ) -> tuple[str, list[Any], str, list[Any]]:
-    """A page of dead letters after the one of ``most`` and ``after``, and how many there are."""
+    """A page of dead letters after the one of ``most`` and ``after``, and how many there are.
+
+    Raises:
+        PolicyError: The filter is of another state.
+    """
+    if wanted.state not in (None, DeliveryState.DEAD):
+        raise PolicyError(
+            f"state:{wanted.state} finds no dead letters, and only those are replayed in bulk: "
+            "write state:dead, or leave it out"
+        )
     query = Query()
     conditions = [f"x.id >= {query.mark(least)}"]
     end = query.mark(most)

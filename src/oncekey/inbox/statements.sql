@@ -16,7 +16,11 @@ SELECT target, number, at, ms, outcome, status, error, note, actor
 FROM oncekey_inbox_attempt WHERE event = $1 ORDER BY at, target, number
 
 -- name: event_duplicates
-SELECT at, same, body FROM oncekey_inbox_duplicate WHERE event = $1 ORDER BY at LIMIT 1000
+-- The bodies of the last 20 that differ: what is shown of an event must fit into memory.
+SELECT at, same, CASE WHEN newest <= 20 THEN body END FROM (
+    SELECT at, same, body, row_number() OVER (PARTITION BY same ORDER BY at DESC) AS newest
+    FROM oncekey_inbox_duplicate WHERE event = $1
+) AS copies ORDER BY at LIMIT 1000
 
 -- name: event_actions
 SELECT id, at, actor, action, subject, detail
@@ -57,6 +61,10 @@ WHERE NOT EXISTS (SELECT 1 FROM oncekey_inbox_delivery d WHERE d.target = b.targ
 SELECT minute, kind, name, sum(n), bucket FROM oncekey_inbox_minute
 WHERE minute >= $1 AND minute <= $2
 GROUP BY minute, kind, name, bucket ORDER BY minute, kind, name, bucket
+
+-- name: last_received
+SELECT minute FROM oncekey_inbox_minute WHERE kind = 'received' AND name = $1
+ORDER BY minute DESC LIMIT 1
 
 -- name: add_count
 INSERT INTO oncekey_inbox_minute (minute, node, kind, name, bucket, n)

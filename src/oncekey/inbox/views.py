@@ -288,6 +288,15 @@ def counts(since: int, until: int | None) -> Flow[list[Count]]:
     return [Count(row[0], row[1], row[2], int(row[3]), row[4]) for row in rows]
 
 
+def last_received(source: str) -> Flow[int | None]:
+    """When something came from a source: to the millisecond if it is new, else to the minute."""
+    found = yield from search(Filter(source=source), 1, None)
+    if found.items:
+        return found.items[0].at
+    rows = yield SQL["last_received"], [source]
+    return rows[0][0] if rows else None
+
+
 def depths() -> Flow[list[Depth]]:
     """What waits for each target."""
     rows = yield SQL["depths"], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 from oncekey.errors import InvalidKeyError, PolicyError
 from oncekey.inbox.conformance.base import (
@@ -208,6 +209,16 @@ async def bulk_replays_go_by_filter_and_rate(nodes: Nodes) -> None:
         await inbox.finish([ended(one, Outcome.DEAD, status=500, error="x")])
     wanted = Filter.parse("type:a")
     assert await inbox.count_dead(wanted) == 4
+    for asked in (
+        inbox.count_dead(Filter.parse("type:a state:waiting")),
+        inbox.begin_bulk_replay(Filter.parse("state:delivered"), rate=1, actor="me"),
+        inbox.dead_letters(Filter.parse("state:parked")),
+    ):
+        try:
+            await asked
+        except PolicyError:
+            continue
+        raise AssertionError("dead letters of another state were found")
     begun = await inbox.begin_bulk_replay(wanted, rate=1000, actor="me")
     assert (begun.total, begun.state) == (4, BulkState.RUNNING)
     async with asyncio.timeout(SOON):
@@ -270,6 +281,36 @@ async def its_keys_are_records(nodes: Nodes) -> None:
     assert await inbox.wait_for_work(SOON)
     assert [row.id for row in await inbox.search(Filter(text="k"))] == [kept.id]
     assert event_key("shop", "k") == event_key("shop", "k")
+
+
+@check
+async def the_last_arrival_is_known(nodes: Nodes) -> None:
+    """Of each source, also when its event is gone; a source that never sent has none."""
+    inbox = await nodes.node()
+    assert await inbox.last_received("shop") is None
+    kept = await inbox.ingest(arrival("k"))
+    await inbox.ingest(arrival("other", source="bank"))
+    found = await inbox.search(Filter(source="shop"))
+    assert await inbox.last_received("shop") == found.items[0].at
+    assert kept.id == found.items[0].id
+    assert await inbox.last_received("nobody") is None
+
+
+@check
+async def copies_fit_into_memory(nodes: Nodes) -> None:
+    """Each copy is listed; of those that differ the last 20 are shown with their bodies."""
+    inbox = await nodes.node()
+    kept = await inbox.ingest(arrival("k"))
+    for n in range(25):
+        other = dataclasses.replace(arrival("k"), body=b"%d" % n)
+        assert not (await inbox.ingest(other)).same
+    for _ in range(3):
+        assert (await inbox.ingest(arrival("k"))).same
+    found = (await detail(inbox, kept.id)).duplicates
+    assert len(found) == 28
+    assert sum(one.body is not None for one in found) == 20
+    assert sum(one.same for one in found) == 3
+    assert b"24" in [one.body for one in found]
 
 
 @check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ SQL: Final = schema.SQL
 _INGEST: Final = SQL["ingest"].format(due_at=SQL["part_due_at"])
 _INGEST_IN_ORDER: Final = SQL["ingest"].format(due_at=SQL["part_due_in_order"])
 _BATCH: Final = 256
+_READS: Final = 3  # by people, at a time
+_WRITES: Final = 2
 _LARGEST: Final = 16_000_000  # bytes of bodies in one statement
 _ROUNDS: Final = 10  # of an ingest whose keys others take and give back meanwhile
 _FULL_LOOK: Final = 3.0  # seconds between looks without a floor
@@ -81,6 +84,9 @@ class AsyncPostgresInbox(InboxBase):
         self._looked = 0.0
         self._offset: float | None = None  # the server's clock less our monotonic one, in ms
         self._sources: set[str] = set()
+        # Of the pool's connections; the others are left to what comes in and goes out.
+        self._reads = asyncio.Semaphore(_READS)
+        self._writes = asyncio.Semaphore(_WRITES)
 
     # Events come in
 
@@ -285,11 +291,12 @@ class AsyncPostgresInbox(InboxBase):
     # Running
 
     async def _write(self, flow: views.Flow[T]) -> T:
-        async with self._pool.connection() as connection, connection.transaction():
+        async with self._writes, self._pool.connection() as connection, connection.transaction():
             return await _driven(flow, connection)
 
     async def _read(self, flow: views.Flow[T]) -> T:
         async with (
+            self._reads,
             self._pool.connection() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):

@@ -127,6 +127,9 @@ async def _drop(pool: Pool, bounds: dict[str, Any]) -> None:
         for table, column in _PARTS.items():
             text = SQL["save_rows"].format(table=table, column=column, **bounds)
             await connection.execute(text)
+        await connection.execute(SQL["close_day"].format(**bounds))
+        if await connection.fetchval(SQL["left_out"], bounds["first"], bounds["end"]):
+            raise StoreError("an event of that day was queued again: it stays until the next look")
         for table in _PARTS:
             await connection.execute(SQL["drop_day"].format(table=table, **bounds))
         for table in _PARTS:

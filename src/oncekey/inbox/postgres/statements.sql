@@ -17,6 +17,9 @@ VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 -- name: now
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
+-- name: isolation
+SELECT current_setting('transaction_isolation')
+
 -- name: remembered
 SELECT answer FROM oncekey_records WHERE tenant = '' AND key = $1
 
@@ -232,6 +235,18 @@ CREATE TEMPORARY TABLE oncekey_saved_{table} ON COMMIT DROP AS
 SELECT * FROM oncekey_inbox_{table}_d{day} WHERE {column} IN (
     SELECT id FROM oncekey_inbox_delivery WHERE id >= {first} AND id < {end}
     UNION SELECT id FROM oncekey_inbox_dead WHERE id >= {first} AND id < {end})
+
+-- name: close_day
+-- Whoever replays an event of the day reads it first: all of those have ended now.
+LOCK TABLE oncekey_inbox_event_d{day} IN ACCESS EXCLUSIVE MODE
+
+-- name: left_out
+-- Deliveries that were queued after their events were saved.
+SELECT EXISTS (
+    SELECT 1 FROM (
+        SELECT id FROM oncekey_inbox_delivery WHERE id >= $1 AND id < $2
+        UNION ALL SELECT id FROM oncekey_inbox_dead WHERE id >= $1 AND id < $2
+    ) AS w WHERE NOT EXISTS (SELECT 1 FROM oncekey_saved_event s WHERE s.id = w.id))
 
 -- name: drop_day
 DROP TABLE oncekey_inbox_{table}_d{day}

@@ -58,7 +58,8 @@ def _database(path: str, busy_timeout: float, clock: Clock) -> Database:
     try:
         with database.write_lock:
             schema.migrate(database.writer(), database.path)
-            schema.check(database.writer(), database.path)
+            quick = schema.is_large(database.writer())
+            schema.check(database.writer(), database.path, quick=quick)
     except sqlite3.Error as error:
         database.close()
         raise database.named(error) from error
@@ -192,6 +193,8 @@ class AsyncSQLiteInbox(InboxBase):
             step = await self._submit(self._writing.prune_some, place, cutoff << 20, _STEP)
             removed += step[0]
             place = step[1]
+        while await self._submit(self._writing.prune_strays, cutoff << 20, _STEP):
+            pass
         await self._write(_pruned_counts(cutoff))
         return removed
 

@@ -9,12 +9,14 @@ from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores.sqlite import files
 
-__all__ = ["SQL", "check", "migrate"]
+__all__ = ["SQL", "check", "is_large", "migrate"]
 
 SQL: Final = load_statements("statements.sql", "oncekey.inbox.sqlite")
 MIGRATIONS: Final = load_migrations("oncekey.inbox.sqlite")
 NEWEST: Final = MIGRATIONS[-1][0]
 OLDEST_SQLITE: Final = (3, 35, 0)
+LOOKED_THROUGH: Final = 256 * 1024 * 1024
+"""Bytes of a file that is looked through at each start; a larger one would keep senders waiting."""
 _TABLES: Final = {
     f"oncekey_inbox_{name}"
     for name in (
@@ -56,6 +58,13 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
             "oncekey, or use another file"
         )
     return found
+
+
+def is_large(connection: sqlite3.Connection) -> bool:
+    """Whether a look through the whole file takes long."""
+    pages: int = connection.execute("PRAGMA page_count").fetchone()[0]
+    size: int = connection.execute("PRAGMA page_size").fetchone()[0]
+    return pages * size > LOOKED_THROUGH
 
 
 def check(connection: sqlite3.Connection, path: str, *, quick: bool = False) -> None:

@@ -88,5 +88,11 @@ DELETE FROM oncekey_inbox_event WHERE id = ?
 -- name: drop_attempts
 DELETE FROM oncekey_inbox_attempt WHERE event = ?
 
+-- name: drop_strays
+-- Copies that came after their event was removed: its key may be known for longer.
+DELETE FROM oncekey_inbox_duplicate WHERE rowid IN (
+    SELECT c.rowid FROM oncekey_inbox_duplicate c WHERE c.event < ?
+        AND NOT EXISTS (SELECT 1 FROM oncekey_inbox_event e WHERE e.id = c.event) LIMIT ?)
+
 -- name: drop_duplicates
 DELETE FROM oncekey_inbox_duplicate WHERE event = ?

@@ -213,6 +213,10 @@ class Writing:
             on.executemany(SQL[name], gone)
         return len(gone), rows[-1][0] if len(rows) == step else None
 
+    def prune_strays(self, on: sqlite3.Cursor, end: int, step: int) -> bool:
+        """Remove some copies of events that are gone; says whether there may be more."""
+        return on.execute(SQL["drop_strays"], (end, step)).rowcount == step
+
 
 def _is_plain(result: Result) -> bool:
     """Whether it is delivered, and nobody waits for that."""
