@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,25 @@ async def test_a_copy_of_what_is_gone_goes_too(tmp_path: Path) -> None:
         await inbox.prune(86_400_000)
     with contextlib.closing(sqlite3.connect(tmp_path / "inbox.db")) as file:
         assert file.execute("SELECT count(*) FROM oncekey_inbox_duplicate").fetchone() == (0,)
+
+
+async def test_a_bulk_replay_of_rare_events_goes_on_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step looks at a bounded number of events, and says where the next one goes on."""
+    monkeypatch.setattr("oncekey.inbox.search.SCAN", 2)
+    async with await open_inbox(url(tmp_path)) as inbox:
+        for n in range(7):
+            rare = n in (0, 3)
+            kind = "rare" if rare else "paid"
+            await inbox.ingest(dataclasses.replace(arrival(f"k{n}"), type=kind))
+        found = await inbox.fetch({"app": 9}, 60_000)
+        await inbox.finish([Result(one, Outcome.DELIVERED) for one in found])
+        wanted = Filter.parse("state:delivered type:rare")
+        assert await inbox.count_replays(wanted) == 2
+        await inbox.begin_bulk_replay(wanted, rate=100_000, actor="me")
+        async with asyncio.timeout(30):
+            while (wait := await inbox.advance_bulk_replays()) is not None:
+                await asyncio.sleep(wait)
+        assert [one.done for one in await inbox.bulk_replays()] == [2]
+        assert {one.event.key for one in await inbox.fetch({"app": 9}, 60_000)} == {"k0", "k3"}

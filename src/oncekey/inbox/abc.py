@@ -206,15 +206,26 @@ class AsyncInbox(ABC):
             expected: A head that was noted elsewhere, before.
         """
 
-    # Bulk replay: of dead letters, by filter
+    # Bulk replay by filter: of dead letters, or with state:delivered of what was delivered
 
     @abstractmethod
     async def count_dead(self, filter: Filter) -> int:
-        """How many dead letters match: what a bulk replay would send."""
+        """How many dead letters match."""
+
+    @abstractmethod
+    async def count_replays(self, filter: Filter) -> int:
+        """How many deliveries a bulk replay would send."""
 
     @abstractmethod
     async def begin_bulk_replay(self, filter: Filter, *, rate: float, actor: str) -> BulkReplay:
-        """Start a replay of all dead letters that match now. ``advance_bulk_replays`` moves it."""
+        """Start a replay of all that match now. ``advance_bulk_replays`` moves it.
+
+        Of dead letters; with ``state:delivered`` of deliveries that were made, each once more to
+        the target that has it.
+
+        Raises:
+            PolicyError: The filter is of another state, or the rate is none.
+        """
 
     @abstractmethod
     async def advance_bulk_replays(self) -> float | None:

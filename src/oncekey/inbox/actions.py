@@ -10,13 +10,14 @@ from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import (
     BulkReplay,
     BulkState,
+    DeliveryState,
     Outcome,
     TargetStatus,
     event_id,
     event_number,
 )
-from oncekey.inbox.search import PARKED, dead_query
-from oncekey.inbox.views import CHAIN, SQL, Flow, as_entry, count_dead, now_of
+from oncekey.inbox.search import PARKED, dead_query, delivered_query
+from oncekey.inbox.views import CHAIN, SQL, Flow, as_entry, count_replays, now_of
 from oncekey.instrument.audit import START, Head
 
 __all__ = [
@@ -147,7 +148,7 @@ def begin_bulk_replay(wanted: Filter, rate: float, actor: str) -> Flow[BulkRepla
     if not 0 < rate <= 100_000:
         raise PolicyError(f"rate must be more than 0 a second, got {rate}")
     now = yield from now_of()
-    total = yield from count_dead(wanted)
+    total = yield from count_replays(wanted)
     query = str(wanted)
     _, most = wanted.numbers(now)
     place = min(most, (now + 1) << 20)
@@ -174,7 +175,7 @@ def _advance(number: int, told: list[tuple[int, str, str, str, str]]) -> Flow[fl
     rows = yield SQL["hold_bulk"], [number]
     if not rows:
         return None
-    query, _, place, target, moved_at, actor = rows[0]
+    query, _, place, target, moved_at, actor, began = rows[0]
     rate = float(rows[0][1])
     now = yield from now_of()
     due = min(int((now - moved_at) * rate / 1000), _STEP)
@@ -182,9 +183,13 @@ def _advance(number: int, told: list[tuple[int, str, str, str, str]]) -> Flow[fl
         waited: int = now - moved_at
         return max(0.01, 1 / rate - waited / 1000)
     wanted = Filter.parse(query)
-    # An age is counted from when the replay began: those that it left out then stay out.
-    text, args, _, _ = dead_query(wanted, wanted.numbers(now)[0], place, target, due)
+    # An age is counted from when the replay began, so that it takes what was counted then.
+    least = wanted.numbers(began)[0]
+    made = wanted.state is DeliveryState.DELIVERED
+    find = delivered_query if made else dead_query
+    text, args, last, last_args = find(wanted, least, place, target, due)
     found = yield text, args
+    ends = (yield last, last_args) if made and len(found) < due else []
     done = 0
     for row in found:
         place, target = row[0], row[3]
@@ -192,6 +197,8 @@ def _advance(number: int, told: list[tuple[int, str, str, str, str]]) -> Flow[fl
             told.append((now, actor, "replay", event_id(place), f"{target}, bulk:{number}"))
             done += 1
     over = len(found) < due
+    if ends:  # all of a step's events were looked at, and there are older ones
+        place, target, over = ends[0][0] - 1, "", False
     state = BulkState.DONE if over else BulkState.RUNNING
     yield SQL["move_bulk"], [number, place, target, done, state.value, now]
     return None if over else max(0.01, 1 / rate)

@@ -208,6 +208,10 @@ class InboxBase(AsyncInbox):
         """See ``AsyncInbox``."""
         return await self._read(views.count_dead(filter))
 
+    async def count_replays(self, filter: Filter) -> int:
+        """See ``AsyncInbox``."""
+        return await self._read(views.count_replays(filter))
+
     async def bulk_replays(self, limit: int = 20) -> list[BulkReplay]:
         """See ``AsyncInbox``."""
         return await self._read(views.bulk_replays(limit))

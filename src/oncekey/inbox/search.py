@@ -12,7 +12,7 @@ from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import DeliveryState
 
-__all__ = ["PARKED", "SCAN", "Query", "dead_query", "event_query"]
+__all__ = ["PARKED", "SCAN", "Query", "dead_query", "delivered_query", "event_query"]
 
 PARKED: Final = 9_000_000_000_000_000
 """The due time of a delivery that waits for an earlier one of its entity."""
@@ -187,8 +187,7 @@ def dead_query(
     """
     if wanted.state not in (None, DeliveryState.DEAD):
         raise PolicyError(
-            f"state:{wanted.state} finds no dead letters, and only those are replayed in bulk: "
-            "write state:dead, or leave it out"
+            f"state:{wanted.state} finds no dead letters: write state:dead, or leave it out"
         )
     query = Query()
     conditions = [f"x.id >= {query.mark(least)}"]
@@ -205,3 +204,40 @@ def dead_query(
         f"{body} ORDER BY x.id DESC, x.target LIMIT {query.mark(limit)}"
     )
     return text, query.args, *count
+
+
+def delivered_query(
+    wanted: Filter, least: int, most: int, after: str, limit: int
+) -> tuple[str, list[Any], str, list[Any]]:
+    """Deliveries that were made, as ``dead_query`` gives those that were not.
+
+    The other statement gives the last event that was looked at: none means that all were.
+
+    Raises:
+        PolicyError: The filter is about failures.
+    """
+    if wanted.status is not None or wanted.error is not None:
+        raise PolicyError("status: and error: are of failures: leave them out with state:delivered")
+    query = Query()
+    end = query.mark(most)
+    span = f"e.id >= {query.mark(least)} AND e.id <= {end}"
+    order = f"FROM oncekey_inbox_event e WHERE {span} ORDER BY e.id DESC"
+    last = f"SELECT e.id {order} LIMIT 1 OFFSET {SCAN - 1}", list(query.args)
+    conditions = [
+        "a.outcome = 'delivered'",
+        f"(v.id < {end} OR a.target > {query.mark(after)})",
+        # An event that went to a target more than once is one delivery.
+        "NOT EXISTS (SELECT 1 FROM oncekey_inbox_attempt b WHERE b.event = a.event "
+        "AND b.target = a.target AND b.outcome = a.outcome AND b.number < a.number)",
+        "NOT EXISTS (SELECT 1 FROM oncekey_inbox_delivery d "
+        "WHERE d.id = a.event AND d.target = a.target)",
+        *_about_event(query, wanted),
+    ]
+    if wanted.target is not None:
+        conditions.append(f"a.target = {query.mark(wanted.target)}")
+    text = (
+        f"SELECT v.id, v.source, v.type, a.target FROM (SELECT e.id {order} LIMIT {SCAN}) AS i "
+        "JOIN oncekey_inbox_event v ON v.id = i.id JOIN oncekey_inbox_attempt a ON a.event = v.id "
+        f"{_where(conditions)} ORDER BY v.id DESC, a.target LIMIT {query.mark(limit)}"
+    )
+    return text, query.args, *last

@@ -186,7 +186,7 @@ SELECT id FROM oncekey_inbox_bulk WHERE state = 'running' ORDER BY id
 
 -- name: hold_bulk
 UPDATE oncekey_inbox_bulk SET moved_at = moved_at WHERE id = $1 AND state = 'running'
-RETURNING query, rate, place, target, moved_at, actor
+RETURNING query, rate, place, target, moved_at, actor, at
 
 -- name: move_bulk
 UPDATE oncekey_inbox_bulk SET place = $2, target = $3, done = done + CAST($4 AS bigint), state = $5,

@@ -37,7 +37,7 @@ from oncekey.inbox.models import (
     event_number,
     event_time,
 )
-from oncekey.inbox.search import PARKED, dead_query, event_query
+from oncekey.inbox.search import PARKED, SCAN, dead_query, delivered_query, event_query
 from oncekey.instrument.audit import AuditReport, Chain, Head, Link, verify_chain
 from oncekey.stores._sql import load_statements
 
@@ -262,6 +262,23 @@ def count_dead(wanted: Filter) -> Flow[int]:
     _, _, text, args = dead_query(wanted, least, most, "", 1)
     rows = yield text, args
     return int(rows[0][0])
+
+
+def count_replays(wanted: Filter) -> Flow[int]:
+    """How many deliveries a bulk replay would send."""
+    if wanted.state is not DeliveryState.DELIVERED:
+        return (yield from count_dead(wanted))
+    now = yield from now_of()
+    least, most = wanted.numbers(now)
+    found = 0
+    while True:  # a step at a time, as the replay will
+        text, args, last, last_args = delivered_query(wanted, least, most, "", SCAN * _MOST)
+        rows = yield f"SELECT count(*) FROM ({text}) AS found", args
+        found += rows[0][0]
+        ends = yield last, last_args
+        if not ends:
+            return found
+        most = ends[0][0] - 1
 
 
 def issues(limit: int) -> Flow[list[Issue]]:

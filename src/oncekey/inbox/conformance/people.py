@@ -211,7 +211,8 @@ async def bulk_replays_go_by_filter_and_rate(nodes: Nodes) -> None:
     assert await inbox.count_dead(wanted) == 4
     for asked in (
         inbox.count_dead(Filter.parse("type:a state:waiting")),
-        inbox.begin_bulk_replay(Filter.parse("state:delivered"), rate=1, actor="me"),
+        inbox.begin_bulk_replay(Filter.parse("state:waiting"), rate=1, actor="me"),
+        inbox.begin_bulk_replay(Filter.parse("state:delivered status:500"), rate=1, actor="me"),
         inbox.dead_letters(Filter.parse("state:parked")),
     ):
         try:
@@ -234,6 +235,38 @@ async def bulk_replays_go_by_filter_and_rate(nodes: Nodes) -> None:
     assert await inbox.advance_bulk_replays() is None
     assert (await inbox.bulk_replays())[0].state is BulkState.CANCELLED
     assert "cancel bulk replay" in [one.action for one in await inbox.audit()]
+
+
+@check
+async def what_was_delivered_is_replayed_in_bulk(nodes: Nodes) -> None:
+    """With ``state:delivered``: each delivery of the window once, to the targets that have it."""
+    inbox, other = await nodes.node("a"), await nodes.node("b")
+    for n in range(5):
+        await inbox.ingest(arrival(f"k{n}", "app", "log", type="a" if n < 3 else "b"))
+    await inbox.ingest(arrival("dead", "app", type="a"))
+    for one in await inbox.fetch({"app": 9, "log": 9}, LEASE):
+        dead = one.event.key == "dead"
+        await inbox.finish([ended(one, Outcome.DEAD if dead else Outcome.DELIVERED)])
+    rows = {row.key: row.id for row in await inbox.search(Filter())}
+    assert await inbox.replay(rows["k0"], ["app"], actor="me") == 1
+    (again,) = await inbox.fetch({"app": 1}, LEASE)
+    await inbox.finish([ended(again)])  # delivered twice, and still one delivery
+    everything = Filter.parse("state:delivered")
+    assert await inbox.count_replays(everything) == 10
+    wanted = Filter.parse("state:delivered type:a age:<1d")
+    assert await inbox.count_replays(wanted) == 6
+    assert await inbox.count_replays(Filter.parse("state:delivered type:a target:log")) == 3
+    begun = await inbox.begin_bulk_replay(wanted, rate=1000, actor="me")
+    async with asyncio.timeout(SOON):
+        while (wait := await other.advance_bulk_replays()) is not None:
+            await asyncio.sleep(wait)
+    latest = (await inbox.bulk_replays())[0]
+    assert (latest.id, latest.total, latest.done) == (begun.id, 6, 6)
+    found = await inbox.fetch({"app": 9, "log": 9}, LEASE)
+    assert sorted((one.event.key, one.target) for one in found) == [
+        (f"k{n}", target) for n in range(3) for target in ("app", "log")
+    ]
+    assert await inbox.count_replays(everything) == 4  # what waits is no more delivered
 
 
 @check
