@@ -22,6 +22,15 @@ SCAN: Final = 20_000
 
 _OPEN: Final = (DeliveryState.WAITING, DeliveryState.RUNNING, DeliveryState.PARKED)
 
+_FIRST: Final = (
+    "NOT EXISTS (SELECT 1 FROM oncekey_inbox_attempt b WHERE b.event = a.event "
+    "AND b.target = a.target AND b.outcome = a.outcome AND b.number < a.number)"
+)
+_NOT_OPEN: Final = (
+    "NOT EXISTS (SELECT 1 FROM oncekey_inbox_delivery d "
+    "WHERE d.id = a.event AND d.target = a.target)"
+)
+
 _ROWS: Final = """
 SELECT e.id, e.source, e.type, e.key, e.size,
     (SELECT count(*) FROM oncekey_inbox_delivery d WHERE d.id = e.id),
@@ -227,10 +236,8 @@ def delivered_query(
         "a.outcome = 'delivered'",
         f"(v.id < {end} OR a.target > {query.mark(after)})",
         # An event that went to a target more than once is one delivery.
-        "NOT EXISTS (SELECT 1 FROM oncekey_inbox_attempt b WHERE b.event = a.event "
-        "AND b.target = a.target AND b.outcome = a.outcome AND b.number < a.number)",
-        "NOT EXISTS (SELECT 1 FROM oncekey_inbox_delivery d "
-        "WHERE d.id = a.event AND d.target = a.target)",
+        _FIRST,
+        _NOT_OPEN,
         *_about_event(query, wanted),
     ]
     if wanted.target is not None:

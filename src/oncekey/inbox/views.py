@@ -267,14 +267,15 @@ def count_dead(wanted: Filter) -> Flow[int]:
 def count_replays(wanted: Filter) -> Flow[int]:
     """How many deliveries a bulk replay would send."""
     if wanted.state is not DeliveryState.DELIVERED:
-        return (yield from count_dead(wanted))
+        dead = yield from count_dead(wanted)
+        return dead
     now = yield from now_of()
     least, most = wanted.numbers(now)
     found = 0
     while True:  # a step at a time, as the replay will
         text, args, last, last_args = delivered_query(wanted, least, most, "", SCAN * _MOST)
-        rows = yield f"SELECT count(*) FROM ({text}) AS found", args
-        found += rows[0][0]
+        rows = yield f"SELECT count(*) FROM ({text}) AS found", args  # noqa: S608 - made by us
+        found += int(rows[0][0])
         ends = yield last, last_args
         if not ends:
             return found
