@@ -20,7 +20,7 @@ FROM oncekey_inbox_attempt WHERE event = $1 ORDER BY at, target, number
 SELECT at, same, CASE WHEN newest <= 20 THEN body END FROM (
     SELECT at, same, body, row_number() OVER (PARTITION BY same ORDER BY at DESC) AS newest
     FROM oncekey_inbox_duplicate WHERE event = $1
-) AS copies ORDER BY at LIMIT 1000
+) AS copies ORDER BY at, same DESC, newest DESC LIMIT 1000
 
 -- name: event_actions
 SELECT id, at, actor, action, subject, detail
