@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oncekey import SQLiteStore
+from oncekey.cli import main
 from oncekey.errors import (
     StoreClosedError,
     StoreConfigError,
@@ -180,8 +181,10 @@ async def test_a_wrong_option_is_refused(tmp_path: Path) -> None:
         await open_inbox(url(tmp_path), colour="red")
 
 
-async def test_an_older_inbox_is_brought_up_to_date(tmp_path: Path) -> None:
-    """What was done before the audit was a chain stays, and the chain begins after it."""
+async def test_an_older_inbox_is_refused_then_brought_up_to_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older oncekey may still run on it. What was done before the audit was a chain stays."""
     path = tmp_path / "inbox.db"
     await (await open_inbox(f"sqlite:///{path}")).aclose()
     with contextlib.closing(sqlite3.connect(path)) as old:
@@ -194,6 +197,12 @@ async def test_an_older_inbox_is_brought_up_to_date(tmp_path: Path) -> None:
             "VALUES (1, 'anna', 'look', 'x', '')"
         )
         old.commit()
+    with pytest.raises(StoreConfigError, match="version 1, .* run 'oncekey migrate --inbox"):
+        await open_inbox(f"sqlite:///{path}")
+    command = ["migrate", "--inbox", f"sqlite:///{path}"]
+    assert await asyncio.to_thread(main, [*command, "--check"]) == 2
+    assert "version 1" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, command) == 0
     async with await open_inbox(f"sqlite:///{path}") as inbox:
         await inbox.record("look", "y", actor="anna")
         assert [one.subject for one in (await inbox.audit()).items] == ["y", "x"]

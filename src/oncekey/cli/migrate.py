@@ -52,10 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     url = store_url(arguments)
     if url.startswith("dynamodb:"):
         return _migrate_dynamodb(url, arguments, out)
-    if not url.startswith("postgres"):
-        raise StoreConfigError("only postgresql:// and dynamodb:// have tables to make beforehand")
     if arguments.inbox:
         return asyncio.run(_migrate_inbox(url, arguments.check, out))
+    if not url.startswith("postgres"):
+        raise StoreConfigError(
+            "only postgresql:// and dynamodb:// have tables to make beforehand; an inbox in a file "
+            "is brought up to date with --inbox"
+        )
     from oncekey.stores.postgres import open_sync
 
     with open_sync(url, {}) as store:

@@ -23,7 +23,8 @@ async def open_inbox(url: str, *, remember: Duration = WEEK, **options: Any) -> 
             ``postgresql://user@host/database``, whose tables ``oncekey migrate`` makes.
         remember: How long the key of an event is known, so that a copy is told from it. Longer than
             any sender retries.
-        **options: What the inbox's class takes, such as ``node="a"``.
+        **options: What the inbox's class takes, such as ``node="a"``. ``create=True`` makes the
+            tables, or brings older ones up to date.
 
     Raises:
         StoreConfigError: The URL or an option is wrong, or the tables are missing, older or newer.

@@ -39,8 +39,12 @@ async def open_url(
     node: str | None = None,
     busy_timeout: float = 10.0,
     clock: Clock = time.time,
+    create: bool = False,
 ) -> AsyncSQLiteInbox:
-    """Open the inbox in a file; see ``open_inbox``. The file is made if it is not there."""
+    """Open the inbox in a file; see ``open_inbox``. The file is made if it is not there.
+
+    ``create`` brings an older one up to date, which is refused else.
+    """
     read = re.fullmatch(r"sqlite:///([^?#]+)", url)
     if read is None:
         raise StoreConfigError(
@@ -48,16 +52,17 @@ async def open_url(
             "the path from the root"
         )
     loop = asyncio.get_running_loop()
-    make = functools.partial(_database, read.group(1), busy_timeout, clock)
+    make = functools.partial(_database, read.group(1), busy_timeout, clock, create)
     database = await loop.run_in_executor(None, make)
     return AsyncSQLiteInbox(url, database, remember=remember, node=node, clock=clock)
 
 
-def _database(path: str, busy_timeout: float, clock: Clock) -> Database:
+def _database(path: str, busy_timeout: float, clock: Clock, create: bool) -> Database:
     database = Database(path, durability="full", busy_timeout=busy_timeout, clock=clock)
     try:
         with database.write_lock:
-            schema.migrate(database.writer(), database.path)
+            ready = schema.migrate if create else schema.make
+            ready(database.writer(), database.path)
             quick = schema.is_large(database.writer())
             schema.check(database.writer(), database.path, quick=quick)
     except sqlite3.Error as error:

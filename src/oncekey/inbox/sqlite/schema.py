@@ -9,7 +9,7 @@ from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.stores._sql import load_migrations, load_statements
 from oncekey.stores.sqlite import files
 
-__all__ = ["SQL", "check", "is_large", "migrate"]
+__all__ = ["SQL", "check", "is_large", "make", "migrate"]
 
 SQL: Final = load_statements("statements.sql", "oncekey.inbox.sqlite")
 MIGRATIONS: Final = load_migrations("oncekey.inbox.sqlite")
@@ -24,6 +24,12 @@ _TABLES: Final = {
         *("minute", "note", "rejected", "source", "target"),
     )
 }
+
+
+def make(connection: sqlite3.Connection, path: str) -> None:
+    """Make the tables of a file that has none; those of an older version stay as they are."""
+    if _version(connection, path) == 0:
+        migrate(connection, path)
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
@@ -77,10 +83,13 @@ def check(connection: sqlite3.Connection, path: str, *, quick: bool = False) -> 
     found = _version(connection, path)
     missing = _TABLES - {row[0] for row in connection.execute(SQL["tables"])}
     if found < NEWEST or missing:
-        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has version {found}"
+        if found < NEWEST:  # whoever still runs the older oncekey on it is to stop first
+            raise StoreConfigError(
+                f"the inbox in {path} has schema version {found}, this oncekey needs {NEWEST}: stop "
+                "what uses it, keep a copy, and run 'oncekey migrate --inbox sqlite:///FILE'"
+            )
         raise StoreConfigError(
-            f"the inbox in {path} {what}: open it with open_inbox(), which brings an older one up "
-            "to date, or restore it from a backup"
+            f"the inbox in {path} lacks {', '.join(sorted(missing))}: restore it from a backup"
         )
     if quick:
         return
