@@ -197,7 +197,7 @@ async def test_an_older_inbox_is_refused_then_brought_up_to_date(
             "VALUES (1, 'anna', 'look', 'x', '')"
         )
         old.commit()
-    with pytest.raises(StoreConfigError, match="version 1, .* run 'oncekey migrate --inbox"):
+    with pytest.raises(StoreConfigError, match=r"version 1, .* run 'oncekey migrate --inbox"):
         await open_inbox(f"sqlite:///{path}")
     command = ["migrate", "--inbox", f"sqlite:///{path}"]
     assert await asyncio.to_thread(main, [*command, "--check"]) == 2

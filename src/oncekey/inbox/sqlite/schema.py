@@ -85,8 +85,8 @@ def check(connection: sqlite3.Connection, path: str, *, quick: bool = False) -> 
     if found < NEWEST or missing:
         if found < NEWEST:  # whoever still runs the older oncekey on it is to stop first
             raise StoreConfigError(
-                f"the inbox in {path} has schema version {found}, this oncekey needs {NEWEST}: stop "
-                "what uses it, keep a copy, and run 'oncekey migrate --inbox sqlite:///FILE'"
+                f"the inbox in {path} has schema version {found}, this oncekey needs {NEWEST}: "
+                "stop what uses it, keep a copy, and run 'oncekey migrate --inbox sqlite:///FILE'"
             )
         raise StoreConfigError(
             f"the inbox in {path} lacks {', '.join(sorted(missing))}: restore it from a backup"
