@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from oncekey.instrument.metrics import METRICS
+from oncekey.instrument import metrics as library
+from oncekey.server import metrics as gateway
 
+# Kind and labels of every metric there is: those of the library, and the gateway's own.
+METRICS = {
+    **{name: (one.kind, one.labels) for name, one in library.METRICS.items()},
+    **{name: (one.kind, one.labels) for name, one in gateway.METRICS.items()},
+}
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/oncekey.rules.yml"
 GUIDE = (ROOT / "docs/howto/observe.md").read_text("utf-8")
@@ -44,7 +50,7 @@ def test_every_metric_and_label_is_there(expression: str) -> None:
     """No panel or alert names a metric that nothing counts, or a label that it has not."""
     assert used(expression)
     assert used(expression) <= set(METRICS)
-    labels = {label for name in used(expression) for label in METRICS[name].labels}
+    labels = {label for name in used(expression) for label in METRICS[name][1]}
     grouped = re.findall(r"by \(([^)]*)\)", expression)
     wanted = {label.strip() for group in grouped for label in group.split(",")} - {"le"}
     wanted |= set(re.findall(r"[{,]\s*(\w+)\s*(?:=|!=|=~)", expression))
@@ -66,7 +72,7 @@ def test_histograms_are_read_by_their_buckets() -> None:
     """A histogram has no series of its own name; a counter is looked at by its rate."""
     for expression in expressions():
         for name in re.findall(r"\boncekey_\w+", expression):
-            kind = METRICS[name.removesuffix("_bucket")].kind
+            kind = METRICS[name.removesuffix("_bucket")][0]
             assert name.endswith("_bucket") == (kind == "histogram")
             if kind == "counter":
                 assert re.search(rf"(rate|increase)\({name}\b", expression)

@@ -44,8 +44,11 @@ def test_tools_are_documented() -> None:
 
 def test_metrics_are_documented() -> None:
     """So is that of the metrics."""
-    rows = re.findall(r"^\| `(oncekey_\w+)` \| (\w+) \| (.+) \|$", PAGE, re.MULTILINE)
-    assert rows == [(name, kind, told) for name, (kind, told) in METRICS.items()]
+    rows = re.findall(r"^\| `(oncekey_\w+)` \| (\w+) \| (.*?) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [
+        (name, one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
+        for name, one in METRICS.items()
+    ]
 
 
 def test_the_configs_of_the_howto_work() -> None:

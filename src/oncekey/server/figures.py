@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from oncekey.server.attempts import Attempts
+
 __all__ = ["Figures", "Own"]
 
 EVERY: Final = 1.0
@@ -78,12 +80,16 @@ class Figures:
     Args:
         folder: Where each has its file. ``None``: there are no others.
         number: Which worker this is. One that takes the place of another counts on from there.
+
+    Attributes:
+        attempts: What attempts were made, by whomever.
     """
 
     def __init__(self, folder: Path | None = None, number: int = 0) -> None:
         self._folder = folder
         self._file = f"{number}.json"
         self._before = Own()
+        self.attempts = Attempts(None if folder is None else folder / "attempts.kept")
         if folder is not None:
             last = self._read(folder / self._file)
             self._before = Own(last.requests, proxied=last.proxied)
