@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.server.kit import deliver
+from tests.server.kit import ENVIRON, HOST, deliver
 
 from oncekey.errors import StoreUnavailableError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Arrival, Ingested
 from oncekey.server import ingest
+from oncekey.server.app import make_app
+from oncekey.server.config import settings_from
 from oncekey.server.gateway import Gateway
+from oncekey.signatures import providers
 from oncekey.testing import SignedDelivery
 
 Signed = Callable[..., SignedDelivery]
@@ -133,6 +137,47 @@ async def test_a_get_challenge_needs_the_token(http: httpx.AsyncClient) -> None:
     for wrong in ({"hub.verify_token": "other"}, {"hub.challenge": "<script>"}):
         assert (await http.get("/hooks/talk", params={**asked, **wrong})).status_code == 403
     assert (await http.get("/hooks/shop", params=asked)).status_code == 403
+
+
+GREETED = [name for name, one in providers().items() if one.greeting]
+assert {"dropbox", "meta"} <= set(GREETED)
+
+
+@pytest.mark.parametrize("where", ["source", "option"])
+@pytest.mark.parametrize("name", GREETED)
+async def test_a_provider_tests_an_endpoint_by_get(name: str, where: str, tmp_path: Path) -> None:
+    """Each preset with such a test gets its own answer, and nobody else who asks gets one."""
+    rule = providers()[name].greeting
+    needs = "token" in rule
+    given = {"source": 'verify_token_env = "TALK_TOKEN"', "option": ""}[where] if needs else ""
+    option = 'options.verify_token = "a-token-of-talk"' if needs and not given else ""
+    text = f"""store = "sqlite:///{tmp_path}/inbox.db"
+    [sources.one]
+    provider = "{name}"
+    secret_env = "SHOP_SECRET"
+    targets = ["app"]
+    {given}
+    {option}
+    [targets.app]
+    url = "https://app.example/events"
+    """
+    gateway = await Gateway.open(settings_from(text, "gateway.toml", ENVIRON))
+    transport = httpx.ASGITransport(app=make_app(gateway))
+    asked = {rule["echo"]: "a-challenge", **rule.get("equals", {})}
+    if needs:
+        asked[rule["token"]] = "a-token-of-talk"
+    async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
+        answer = await http.get("/hooks/one", params=asked)
+        assert (answer.status_code, answer.text) == (200, "a-challenge")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        wrong = [{**asked, rule["echo"]: "<script>"}]
+        wrong += [{**asked, name: "other"} for name in rule.get("equals", ())]
+        wrong += [{**asked, rule["token"]: "other"}] if needs else []
+        for other in wrong:
+            assert (await http.get("/hooks/one", params=other)).status_code == 403
+        assert (await http.get("/hooks/one")).status_code == 200
+    await gateway.stop(1)
 
 
 async def test_a_signed_challenge_is_no_event(gateway: Gateway, http: httpx.AsyncClient) -> None:

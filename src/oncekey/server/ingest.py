@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
@@ -35,7 +33,15 @@ from oncekey.inbox.abc import AsyncInbox
 from oncekey.inbox.models import Arrival, Ingested
 from oncekey.inbox.routing import Router
 from oncekey.models import ClaimVerdict
-from oncekey.receiver.answers import Outcome, answer_to, malformed, refused, rejected, taken
+from oncekey.receiver.answers import (
+    Outcome,
+    answer_to,
+    greeted,
+    malformed,
+    refused,
+    rejected,
+    taken,
+)
 from oncekey.receiver.decisions import Decisions, Registered, Work
 from oncekey.receiver.events import WebhookResponse
 from oncekey.receiver.settings import ReceiverSettings
@@ -43,6 +49,7 @@ from oncekey.server.settings import SourceSettings
 from oncekey.signatures.asking import AskingProvider
 from oncekey.signatures.delivery import Delivery, as_delivery
 from oncekey.signatures.event_fields import event_field
+from oncekey.signatures.handshakes import greeting_to
 from oncekey.signatures.nonces import Nonces
 
 __all__ = ["Intake"]
@@ -54,7 +61,12 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 _KEPT: Final = ("content-type", "user-agent")
-_ECHO: Final = re.compile(r"[A-Za-z0-9._~:+/=-]{1,512}")
+_HUB: Final = {
+    "echo": "hub.challenge",
+    "token": "hub.verify_token",
+    "equals": {"hub.mode": "subscribe"},
+}
+"""The test by GET of a provider that has no rule of its own: only with a ``verify_token``."""
 _OUTCOMES: Final = {"handled": "new", "limited": "rejected"}
 _UNKNOWN: Final = "?"  # the name under which requests to no source are counted
 MOST_READING: Final = 268_435_456
@@ -162,7 +174,7 @@ class Intake:
 
     async def _answer(self, source: _Source, scope: Scope, receive: Receive) -> WebhookResponse:
         if scope["method"] in ("GET", "HEAD"):
-            return _greeting(source.settings, scope)
+            return _greeting(source, scope)
         if scope["method"] != "POST":
             return rejected(405, "method_not_allowed", "send by POST", {"Allow": "POST, GET, HEAD"})
         declared = next(
@@ -289,16 +301,23 @@ def _acknowledged(source: _Source, found: list[Ingested]) -> WebhookResponse:
     return WebhookResponse(answer.status, headers, answer.body, answer.outcome)
 
 
-def _greeting(settings: SourceSettings, scope: Scope) -> WebhookResponse:
+def _greeting(source: _Source, scope: Scope) -> WebhookResponse:
     """The answer to a GET or HEAD: some providers test an endpoint so before they send."""
-    text = {"Content-Type": "text/plain; charset=utf-8"}
-    asked = parse_qs((scope.get("query_string") or b"").decode("latin-1"))
-    if asked.get("hub.mode") == ["subscribe"]:
-        given = (asked.get("hub.verify_token") or [""])[0].encode()
-        echo = (asked.get("hub.challenge") or [""])[0]
-        wanted = settings.verify_token.encode()
-        if wanted and hmac.compare_digest(given, wanted) and _ECHO.fullmatch(echo):
-            return WebhookResponse(200, text, echo.encode(), "ignored", "handshake")
-        return rejected(403, "verify_token", "set verify_token_env to the token of the provider")
-    body = b"This endpoint takes signed deliveries by POST.\n"
-    return WebhookResponse(200, text, body, "ignored", "greeting")
+    provider, url = source.provider, request_url(scope)
+    own: Mapping[str, Any] = getattr(getattr(provider, "facts", None), "greeting", None) or {}
+    rule = own or _HUB
+    ack = provider.greeting(url) if own else None  # its options may have the token
+    if ack is None:
+        ack = greeting_to(url, rule, source.settings.verify_token)
+    if ack is not None:
+        return greeted(ack)
+    names = {rule["echo"], rule.get("token", rule["echo"]), *rule.get("equals", ())}
+    query = (scope.get("query_string") or b"").decode("latin-1")
+    if names.isdisjoint(parse_qs(query, keep_blank_values=True)):  # anybody who looks
+        text = {"Content-Type": "text/plain; charset=utf-8"}
+        body = b"This endpoint takes signed deliveries by POST.\n"
+        return WebhookResponse(200, text, body, "ignored", "greeting")
+    if "token" in rule:
+        told = "set verify_token_env to the token of the provider"
+        return rejected(403, "verify_token", told)
+    return greeted(None)
