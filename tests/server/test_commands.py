@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.server.process import SECRET, TOKEN, App, Served, app, config, event, until
+from tests.server.process import PATIENCE, SECRET, TOKEN, App, Served, app, config, event, until
 
 from oncekey.server.config import read_config
 
@@ -79,6 +80,100 @@ def test_an_event_is_replayed(gateway: Served, target: App) -> None:
         assert wrong.returncode == 2
         assert told in wrong.stderr
         assert "explain" not in wrong.stderr  # that is all that there is to say
+
+
+def test_replay_takes_the_id_of_an_event(gateway: Served, target: App) -> None:
+    """As the event's page has it, for all targets or one; parts of two forms are told."""
+    rows = json.loads(oncekey("events", "--json", "--gateway", gateway.address).stdout)["items"]
+    words, before = ("replay", rows[0]["id"], "--gateway", gateway.address), len(target.requests)
+    assert oncekey(*words).stdout == f"{rows[0]['id']} is delivered again, to 1 target\n"
+    until(lambda: len(target.requests) == before + 1, "the replay")
+    assert json.loads(oncekey(*words, "--target", "app", "--json").stdout) == {"queued": 1}
+    for more, told in (
+        (("--target", "ap"), "no such target"),
+        (("--rate", "5"), "--rate goes with --search"),
+        (("--seed", "1"), "--seed goes with a recording"),
+        (("--dry-run",), "--dry-run goes with --search"),
+        (("--search", "x"), "what is to be replayed?"),
+        (("recording.jsonl",), "what is to be replayed?"),
+    ):
+        wrong = oncekey(*words, *more)
+        assert (wrong.returncode, told in wrong.stderr) == (2, True), wrong.stderr
+    for form in ((), ("http://127.0.0.1:9",), ("--search", "", "--cancel", "1")):
+        assert "what is to be replayed?" in oncekey("replay", *form).stderr
+
+
+def test_dead_letters_are_replayed_by_a_search(tmp_path: Path) -> None:
+    """Counted first, then all of them at a rate; Ctrl-C or another call stops it."""
+    with app() as target:
+        target.answer = lambda headers: 410
+        with Served("--config", str(config(tmp_path, target.url)), "--port", "0") as one:
+            where = ("--gateway", one.address)
+            for number in range(3):
+                assert one.deliver(event(f"evt_{number}", one.address)) == 200
+
+            def dead() -> int:
+                return len(one.api("GET", "/dead-letters")["items"])
+
+            until(lambda: dead() == 3, "three dead letters")
+            dry = oncekey("replay", "--search", "target:app", "--dry-run", "--rate", "1.5", *where)
+            assert dry.stdout == (
+                "3 dead letters would be delivered again, in 2.0 s; nothing was done\n"
+            )
+            assert one.api("GET", "/bulk-replays")["items"] == []
+            none = oncekey("replay", "--search", "target:nobody", *where)
+            assert none.returncode == 0, none.stderr
+            assert none.stdout == "bulk replay 1 is done: 0 of 0 dead letters\n"
+            wrong = oncekey("replay", "--search", "", "--rate", "0", *where)
+            assert (wrong.returncode, "rate does not fit" in wrong.stderr) == (2, True)
+
+            # One that takes for ever, and whoever began it goes away.
+            command = [sys.executable, "-m", "oncekey", "replay", "--search", "", "--rate", "0.001"]
+            process = subprocess.Popen(
+                [*command, *where],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "ONCEKEY_TOKEN": TOKEN},
+            )
+            assert process.stderr is not None
+            assert process.stderr.readline() == (
+                "bulk replay 2: 3 dead letters, at most 0.001 a second; Ctrl-C stops it\n"
+            )
+            process.send_signal(signal.SIGINT)
+            told, _ = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 130
+            assert told == "bulk replay 2 is cancelled: 0 of 3 dead letters\n"
+            assert one.api("GET", "/bulk-replays")["items"][0]["state"] == "cancelled"
+            begun = one.api("POST", "/bulk-replays", {"rate": 0.001, "dry_run": False})
+            stopped = oncekey("replay", "--cancel", str(begun["id"]), "--json", *where)
+            assert json.loads(stopped.stdout)["state"] == "cancelled"
+
+            target.answer = lambda headers: 200
+            done = oncekey("replay", "--search", "state:dead", "--rate", "100", *where)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == "bulk replay 4 is done: 3 of 3 dead letters\n"
+            until(lambda: len(target.events()) == 3, "the deliveries")
+
+
+def test_targets_are_paused_and_resumed(gateway: Served) -> None:
+    """The list says how each stands; a change is made on every node, and is in the audit."""
+    where = ("--gateway", gateway.address)
+    shown = oncekey("targets", *where).stdout.splitlines()
+    assert shown[0].split()[:3] == ["target", "status", "breaker"]
+    assert shown[1].split()[:3] == ["app", "active", "closed"]
+    paused = oncekey("targets", "app", "--set", "paused", "--reason", "a deploy", "--json", *where)
+    assert json.loads(paused.stdout)["items"][0]["status"] == "paused"
+    assert gateway.api("GET", "/audit")["items"][0]["detail"] == "a deploy"
+    assert "active" in oncekey("targets", "app", "--set", "active", *where).stdout
+    for words, told in (
+        (("nobody",), "no such target"),
+        (("nobody", "--set", "paused"), "no such target"),
+        (("--set", "paused"), "--set goes with the NAME"),
+        (("app", "--reason", "x"), "--reason with --set"),
+    ):
+        wrong = oncekey("targets", *words, *where)
+        assert (wrong.returncode, told in wrong.stderr) == (2, True), wrong.stderr
 
 
 def test_a_listener_resumes(gateway: Served, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ async def test_an_event_can_be_taken_elsewhere(http: httpx.AsyncClient, signed: 
     await sign_in(http, "rita")
     text = (await http.get(f"/_oncekey/events/{event}")).text
     assert f"{HOST}/_oncekey/api/v1/events/{event}/replay" in text
+    assert f"oncekey replay {event} --gateway {HOST}<" in text
     assert f"oncekey event {event} --gateway {HOST}<" in text
     assert "def invoice_paid_event() -&gt; bytes:" in text
 

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from oncekey.cli._gateway import GatewayClient, add_gateway
-from oncekey.cli._output import CommandError, Output, add_json_option, counted, printable
+from oncekey.cli._output import CommandError, Output, add_json_option, printable
+from oncekey.cli._replaying import replay_event
 
 __all__ = ["add_to"]
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target and not arguments.replay:
         raise CommandError("--target goes with --replay")
     if arguments.replay:
-        return _replay(arguments)
+        return replay_event(arguments, arguments.id)
     found = GatewayClient(arguments).get("events", arguments.id)
     output = Output(arguments)
     if arguments.body:
@@ -73,16 +74,4 @@ def run(arguments: argparse.Namespace) -> int:
     waiting = [one for one in found["deliveries"] if one["due_at"]]
     for one in waiting:
         output.line(f"{one['due_at']}  next try of {one['target']} ({one['state']})")
-    return 0
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    """Queue it once more."""
-    asked = {"targets": arguments.target} if arguments.target else {}
-    queued = GatewayClient(arguments).post("events", arguments.id, "replay", **asked)["queued"]
-    output = Output(arguments)
-    if output.as_json:
-        output.json({"queued": queued})
-    else:
-        output.line(f"{arguments.id} is delivered again, to {counted(queued, 'target')}")
     return 0

@@ -137,6 +137,7 @@ def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
     """What can be pasted elsewhere: each with its name."""
     api = f"{desk.base}{HOME}/api/v1/events/{one.id}"
     bearer = '-H "Authorization: Bearer $ONCEKEY_TOKEN"'
+    gateway = f"--gateway {shlex.quote(desk.base)}"
     curl = f"curl -X POST {bearer} {shlex.quote(api + '/replay')}"
     fixture = (
         "import pytest\n\n\n@pytest.fixture\n"
@@ -147,7 +148,8 @@ def _copies_of(desk: Desk, one: Event) -> list[tuple[str, str]]:
     return [
         ("curl: replay it", curl),
         ("curl: read it", f"curl {bearer} {shlex.quote(api)}"),
-        ("oncekey: read it", f"oncekey event {one.id} --gateway {shlex.quote(desk.base)}"),
+        ("oncekey: replay it", f"oncekey replay {one.id} {gateway}"),
+        ("oncekey: read it", f"oncekey event {one.id} {gateway}"),
         ("pytest fixture", fixture),
     ]
 
