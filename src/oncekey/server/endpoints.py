@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.errors import InvalidKeyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Issue, TargetStatus, event_key
-from oncekey.server import views
+from oncekey.server import desk_views, upkeep, views
 from oncekey.server.auth import Person
 
 if TYPE_CHECKING:
@@ -123,6 +123,12 @@ async def events(gateway: Gateway, call: Call) -> Any:
 async def event(gateway: Gateway, call: Call) -> Any:
     """One event with its deliveries, attempts and copies."""
     return views.detail_view(_found(await gateway.inbox.event(call.path["id"]), "event"))
+
+
+async def copies(gateway: Gateway, call: Call) -> Any:
+    """The copies of an event, with the bodies of those that differ."""
+    found = _found(await gateway.inbox.event(call.path["id"]), "event")
+    return {"items": desk_views.copy_views(found)}
 
 
 async def replay(gateway: Gateway, call: Call) -> Any:
@@ -271,7 +277,47 @@ async def evict(gateway: Gateway, call: Call) -> Any:
     return await _key(gateway, source, name)
 
 
+async def claims(gateway: Gateway, call: Call) -> Any:
+    """Claims of apps that use this store, which nobody finishes."""
+    asked = _paging(call)
+    found = await upkeep.stuck_claims(gateway, asked["after"] or "", asked["limit"])
+    return {"items": [desk_views.claim_view(one) for one in found.found], "next": found.cursor}
+
+
+async def free_claim(gateway: Gateway, call: Call) -> Any:
+    """Take a claim from its worker: the next call of its key runs."""
+    digest = call.query["digest"]
+    if not await upkeep.free_claim(gateway, digest, call.person):
+        raise ApiError(404, "no such claim is under way", "nothing was freed")
+    return {"digest": digest}
+
+
 # All of it
+
+
+async def proxies(gateway: Gateway, call: Call) -> Any:
+    """Routes of proxies, with what was answered."""
+    found = gateway.proxies.views(gateway.figures().proxied)
+    return {"items": [desk_views.proxy_view(one) for one in found]}
+
+
+async def saved(gateway: Gateway, call: Call) -> Any:
+    """The searches that the caller gave a name."""
+    found = await upkeep.views_of(gateway.inbox, call.person)
+    return {"items": [{"name": name, "q": query} for name, query in found]}
+
+
+async def save(gateway: Gateway, call: Call) -> Any:
+    """Give a search a name."""
+    name, query = call.body["name"].strip(), call.body["q"]
+    return {"name": name, "q": await upkeep.save_view(gateway.inbox, call.person, name, query)}
+
+
+async def forget(gateway: Gateway, call: Call) -> Any:
+    """Forget a saved view."""
+    if not await upkeep.forget_view(gateway.inbox, call.person, call.query["name"]):
+        raise ApiError(404, "no such view")
+    return await saved(gateway, call)
 
 
 async def audit(gateway: Gateway, call: Call) -> Any:
@@ -309,11 +355,26 @@ _WHOSE: Final = (
     Parameter("key", _NAME, "the key, such as the provider's id of the event", True),
 )
 
+_DIGESTS: Final = "^([0-9a-f]{2}){1,32}$"
+_DIGEST: Final = Parameter(
+    "digest", {"type": "string", "pattern": _DIGESTS}, "which claim, as it is listed", True
+)
+_CURSOR: Final = Parameter(
+    "after", {"type": "string", "pattern": "^([0-9a-f]{2}){0,64}$"}, "the next of the page before"
+)
+_VIEW: Final = Parameter(
+    "name", {"type": "string", "minLength": 1, "maxLength": upkeep.MOST_NAME, "pattern": _PLAIN},
+    "what the view is called", True,
+)  # fmt: skip
+
 ENDPOINTS: Final = (
     Endpoint("GET", "/events", events, "read", "Page of Event", "Search events, newest first",
              query=(_Q, *_PAGED), errors=(422,)),
     Endpoint("GET", "/events/{id}", event, "read", "EventDetail",
              "One event with its deliveries, attempts and duplicates", errors=(404, 422)),
+    Endpoint("GET", "/events/{id}/copies", copies, "read", "List of Copy",
+             "The copies of an event that were stopped, with the bodies of those that differ",
+             errors=(404, 422)),
     Endpoint("POST", "/events/{id}/replay", replay, "operate", "Queued",
              "Deliver an event again; its history stays", body=(TARGETS,), errors=(404, 422)),
     Endpoint("POST", "/events/{id}/discard", discard, "operate", "Queued",
@@ -345,11 +406,26 @@ ENDPOINTS: Final = (
              tag="routes"),
     Endpoint("POST", "/targets/{name}/test", test_target, "operate", "Sent",
              "Send a test event to one target", errors=(404, 422), tag="routes"),
+    Endpoint("GET", "/proxies", proxies, "read", "List of Proxy",
+             "Routes of proxies, and what this node answered there", tag="routes"),
     Endpoint("GET", "/keys", key, "read", "Key", "Whether a key is known, and which event it is",
              query=_WHOSE, errors=(422,), tag="keys"),
     Endpoint("DELETE", "/keys", evict, "admin", "Key",
              "Forget a key: the next copy of its event is new", query=_WHOSE, errors=(404, 422),
              tag="keys"),
+    Endpoint("GET", "/claims", claims, "read", "Page of Claim",
+             "Claims of apps that use this store, which nobody finishes; a part of it at a time",
+             query=(LIMIT, _CURSOR), errors=(422,), tag="keys"),
+    Endpoint("DELETE", "/claims", free_claim, "admin", "Freed",
+             "Take a claim from its worker: the next call of its key runs", query=(_DIGEST,),
+             errors=(404, 422), tag="keys"),
+    Endpoint("GET", "/views", saved, "read", "List of Saved", "The caller's saved searches",
+             tag="views"),
+    Endpoint("POST", "/views", save, "read", "Saved",
+             "Save a search, in place of one of the same name", tag="views",
+             body=(_VIEW, Parameter("q", TEXT, "the search", True)), errors=(422,)),
+    Endpoint("DELETE", "/views", forget, "read", "List of Saved", "Forget a saved search",
+             query=(_VIEW,), errors=(404, 422), tag="views"),
     Endpoint("GET", "/audit", audit, "read", "Page of Audit", "Who did what", query=_PAGED,
              errors=(422,), tag="audit"),
     Endpoint("GET", "/stats", stats, "read", "Stats", "Counts a minute, and what waits",

@@ -8,8 +8,8 @@ import typing
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from oncekey._version import __version__
+from oncekey.server import desk_views, views
 from oncekey.server.endpoints import ENDPOINTS, Endpoint, Parameter
-from oncekey.server.views import schema_types
 
 __all__ = ["document"]
 
@@ -48,7 +48,7 @@ def document() -> dict[str, Any]:
     for endpoint in ENDPOINTS:
         path = f"/_oncekey/api/v1{endpoint.path}"
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint)
-    schemas = {name: _schema(kind) for name, kind in schema_types().items()}
+    schemas = {name: _schema(kind) for name, kind in _types().items()}
     schemas["Problem"] = dict(_PROBLEM)
     return {
         "openapi": "3.1.0",
@@ -63,6 +63,16 @@ def document() -> dict[str, Any]:
             "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
+    }
+
+
+def _types() -> dict[str, Any]:
+    """Every type of an answer by its name in the document."""
+    return {
+        name.removesuffix("View"): kind
+        for room in (views, desk_views)
+        for name, kind in vars(room).items()
+        if name.endswith("View") and isinstance(kind, type)
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from oncekey.inbox.models import (
     Attempt,
@@ -40,6 +40,7 @@ __all__ = [
     "StatsView",
     "TargetView",
     "audit_view",
+    "body_text",
     "bulk_view",
     "dead_view",
     "detail_view",
@@ -302,13 +303,18 @@ def event_view(row: EventRow) -> EventView:
     }
 
 
+def body_text(body: bytes) -> tuple[str, str]:
+    """A body as JSON has it, and how: ``utf-8``, or ``base64`` where it is no text."""
+    try:
+        return body.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode("ascii"), "base64"
+
+
 def detail_view(found: EventDetail) -> EventDetailView:
     """All of an event. A body that is no text is in base64, and says so."""
     event = found.event
-    try:
-        body, encoding = event.body.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        body, encoding = base64.b64encode(event.body).decode("ascii"), "base64"
+    body, encoding = body_text(event.body)
     return {
         "id": event.id,
         "at": when(event.at),
@@ -461,13 +467,4 @@ def depth_view(one: Depth) -> DepthView:
         "waiting": one.waiting,
         "dead": one.dead,
         "oldest_at": when(one.oldest_at),
-    }
-
-
-def schema_types() -> dict[str, Any]:
-    """Every type of this module by its name in the OpenAPI document."""
-    return {
-        name.removesuffix("View"): kind
-        for name, kind in globals().items()
-        if name.endswith("View") and isinstance(kind, type)
     }

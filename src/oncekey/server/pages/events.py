@@ -13,7 +13,7 @@ from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import Page
 from oncekey.server.endpoints import check_id
 from oncekey.server.pages.desk import HOME, Desk, page
-from oncekey.server.pages.saved import saved_views
+from oncekey.server.upkeep import views_of
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
@@ -55,7 +55,7 @@ async def events(desk: Desk) -> Response:
         wrong=wrong,
         events=found.items,
         views=VIEWS,
-        saved=await saved_views(desk),
+        saved=await views_of(desk.gateway.inbox, desk.session.person),
         more=more,
         first=not after,
         base=desk.base,

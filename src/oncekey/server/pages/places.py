@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -11,17 +11,14 @@ from starlette.routing import Route
 from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import TargetStatus, event_key
-from oncekey.operate import aevict, astuck
 from oncekey.operate.listing import Listing
 from oncekey.server.pages.desk import HOME, Desk, page
+from oncekey.server.upkeep import free_claim, stuck_claims
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
 
 __all__ = ["routes"]
-
-MOST_LOOKED_AT: Final = 20_000
-"""Records that one look for stuck claims goes through."""
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -110,21 +107,13 @@ async def _stuck(desk: Desk) -> Listing | None:
     """Claims that nobody finishes, of whatever uses this store; a part of them at a time."""
     if not desk.query("stuck"):
         return None
-    cursor = desk.query("cursor")
-    return await astuck(desk.gateway.store, cursor=cursor, limit=50, most=MOST_LOOKED_AT)
+    return await stuck_claims(desk.gateway, desk.query("cursor"), 50)
 
 
 async def do_free(desk: Desk) -> Response:
     """Take a stuck claim from its worker."""
-    digest = desk.sent().one("digest", 64)
-    try:
-        key = bytes.fromhex(digest)
-    except ValueError:
-        raise PolicyError("which claim?") from None
-    found = await aevict(desk.gateway.store, key)
-    if found.evicted:
-        await desk.gateway.inbox.record("free claim", digest, "", actor=desk.session.person.name)
-    return desk.go(f"{HOME}/keys?stuck=1", "freed" if found.evicted else "left")
+    freed = await free_claim(desk.gateway, desk.sent().one("digest", 64), desk.session.person)
+    return desk.go(f"{HOME}/keys?stuck=1", "freed" if freed else "left")
 
 
 async def do_evict(desk: Desk) -> Response:
