@@ -7,6 +7,8 @@ import http.client
 import json
 import os
 import ssl
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -34,6 +36,9 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
 class GatewayClient:
     """Asks a gateway.
 
+    Attributes:
+        now_ms: What the gateway's clock said with its last answer; this machine's before that.
+
     Raises:
         PolicyError: The address is no URL, or there is no token.
     """
@@ -47,6 +52,7 @@ class GatewayClient:
             usable = False
         if not usable:
             raise PolicyError("--gateway: write it like http://127.0.0.1:8080")
+        self.now_ms = int(time.time() * 1000)
         self._token_env: str = arguments.token_env
         self._token = os.environ.get(arguments.token_env, "")
         if not self._token:
@@ -90,6 +96,7 @@ class GatewayClient:
             ) from None
         finally:
             connection.close()
+        self.now_ms = _date(answer.getheader("date"))
         if answer.status == 401:
             raise CommandError(
                 f"the gateway does not know the token in {self._token_env}: put there one of those "
@@ -100,3 +107,11 @@ class GatewayClient:
                 f"{told.get('title', 'refused')}: {told.get('detail', '')}".rstrip(": ")
             )
         return told
+
+
+def _date(given: str | None) -> int:
+    """The time of an answer; without one, that of this machine."""
+    try:
+        return int(parsedate_to_datetime(given or "").timestamp() * 1000)
+    except ValueError:
+        return int(time.time() * 1000)

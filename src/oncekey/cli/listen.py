@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import base64
 import http.client
+import os
 import re
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,6 +23,14 @@ __all__ = ["add_to"]
 _PAGE: Final = 200
 _LONGEST_PAUSE: Final = 30.0
 _ID: Final = re.compile(r"msg_[0-9a-f]{16}")
+_NONE: Final = "msg_" + "0" * 16
+_SHIFT: Final = 20  # of an id: then it is the millisecond at which it was made
+_WINDOW_MS: Final = 10_000
+"""So long after an id was made its event may show up."""
+_CLOCKS: Final = 60  # seconds that a look goes back further: two clocks are compared now and then
+_COMPARED: Final = 600.0
+_MOST_AGE: Final = 10**9
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_to(commands: Any) -> None:
@@ -30,7 +40,8 @@ def add_to(commands: Any) -> None:
         help="bring the events of a gateway to an app on this machine",
         description="Shows each new event of a running gateway, oldest first, and with --forward "
         "posts it to an app. An event that the app does not take is tried again until it does: "
-        "none is left out. With --cursor, the next start goes on after the last one.",
+        "none is left out. It says when the app or the gateway is gone and when it is back. With "
+        "--cursor, the next start goes on after the last one.",
     )
     parser.add_argument(
         "--since", default="", metavar="AGE", help="begin so long ago: 2h, 30m, 1d; else now"
@@ -62,56 +73,123 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Listener:
-    """Knows the last event that was brought."""
+    """Knows what was brought.
+
+    An id has the time at which it was made, and is seen only after its commit: on a server with
+    several nodes one may show up after a higher one was brought. So each look goes back a while
+    from the newest that the one before has seen, and passes over what was brought.
+    """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._client = GatewayClient(arguments)
         self._output = Output(arguments)
         self._file = Path(arguments.cursor) if arguments.cursor else None
-        self._dead = False
-        self._last = self._kept()
-        if not self._last and not arguments.since:
-            newest = self._client.get("events", limit=1)["items"]
-            self._last = newest[0]["id"] if newest else "msg_" + "0" * 16
+        self._dead: set[str] = set()
+        self._ahead = 0  # milliseconds of the inbox's clock, of the gateway's
+        self._compare_at = 0.0
+        self._from = ""  # the least id that may still be new
+        self._brought: set[str] = set()  # those from there on that are not
+        self._read()
+        if not self._from and not arguments.since:
+            self._begin_now()
 
-    def _kept(self) -> str:
+    # Where it is
+
+    def _read(self) -> None:
         if self._file is None or not self._file.exists():
-            return ""
-        text = self._file.read_text("utf-8").strip()
-        if not _ID.fullmatch(text):
+            return
+        first, *brought = self._file.read_text("utf-8").split() or [""]
+        if not all(_ID.fullmatch(one) for one in (first, *brought)):
             raise PolicyError(f"{self._file} holds no event's id: remove it, or name another")
-        return text
+        self._from, self._brought = first, set(brought or [first])
+
+    def _write(self) -> None:
+        """All of it or what was there before: a kill or a full disk leaves no half of it."""
+        if self._file is None:
+            return
+        fresh = self._file.with_name(f"{self._file.name}.new")
+        with fresh.open("w", encoding="utf-8") as file:
+            # One id alone is the last that was brought, as it was written before.
+            ids = [self._from, *sorted(self._brought)] if self._brought else [_less(self._from)]
+            file.write("\n".join(ids) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self._file)
+
+    def _move(self, id: str) -> None:
+        """Look from this id on, from now on; never from an earlier one."""
+        if id > self._from:
+            self._from = id
+            self._brought = {one for one in self._brought if one >= id}
+
+    def _begin_now(self) -> None:
+        """What there is by now is old."""
+        newest = self._newest()
+        self._from = _before(newest) if newest else _NONE
+        self._brought = {one["id"] for one in self._new()}
+        self._write()  # else the next start would begin at what is the newest then
+
+    # Looking
 
     def look(self) -> None:
         """Bring what is new."""
         try:
-            for one in self._new():
-                self._bring(self._client.get("events", one["id"]))
-                self._last = one["id"]
-                if self._file is not None:
-                    self._file.write_text(self._last + "\n", "utf-8")
+            self._look()
         except StoreUnavailableError as error:
-            self._tell_dead(str(error))
+            self._tell_dead("the gateway", str(error))
             if self._arguments.once:
                 raise
         else:
-            self._dead = False
+            self._tell_back("the gateway")
+
+    def _look(self) -> None:
+        # Without a search what is found says how far the ids are; a rare match would not.
+        newest = self._newest() if self._arguments.search or not self._from else ""
+        if not self._from:
+            self._from = _id_at(self._now() - _milliseconds(self._arguments.since))
+        found = self._new()
+        newest = newest or max([one["id"] for one in found], default="")
+        kept = _before(newest) if newest else ""
+        for one in found:
+            self._bring(self._client.get("events", one["id"]))
+            self._brought.add(one["id"])
+            self._move(min(one["id"], kept))  # what came before it was brought
+            self._write()
+        self._move(kept)
+
+    def _newest(self) -> str:
+        """The id of the newest event of all; empty: there is none."""
+        items = self._client.get("events", limit=1)["items"]
+        return items[0]["id"] if items else ""
 
     def _new(self) -> list[dict[str, Any]]:
-        """What came after the last one, oldest first."""
-        since = "" if self._last else f" age:<{self._arguments.since}"
+        """What was not brought yet, oldest first."""
+        search = self._arguments.search
+        if "age:<" not in search:
+            search = f"{search} {self._age()}".strip()
         found: list[dict[str, Any]] = []
         after: str | None = None
         while True:
-            page = self._client.get(
-                "events", q=f"{self._arguments.search}{since}".strip(), limit=_PAGE, after=after
-            )
-            fresh = [one for one in page["items"] if one["id"] > self._last]
-            found += fresh
+            page = self._client.get("events", q=search, limit=_PAGE, after=after)
+            fresh = [one for one in page["items"] if one["id"] >= self._from]
+            found += [one for one in fresh if one["id"] not in self._brought]
             after = page["next"]
             if after is None or len(fresh) < len(page["items"]):
                 return found[::-1]
+
+    def _age(self) -> str:
+        """What keeps a look from the history before: rounded up, as clocks differ."""
+        seconds = max(0, self._now() - _time_of(self._from)) // 1000 + _CLOCKS
+        return f"age:<{seconds}s" if seconds < _MOST_AGE else ""
+
+    def _now(self) -> int:
+        """The inbox's time, in milliseconds: an age counts by that clock, and so do ids."""
+        if time.monotonic() >= self._compare_at:
+            since = datetime.fromisoformat(self._client.get("stats", minutes=1)["since"])
+            self._ahead = int(since.timestamp() * 1000) + 60_000 - self._client.now_ms
+            self._compare_at = time.monotonic() + _COMPARED
+        return self._client.now_ms + self._ahead
 
     def _bring(self, event: dict[str, Any]) -> None:
         told = (
@@ -139,19 +217,47 @@ class _Listener:
         }
         pause = 0.5
         while True:
-            status = _post(self._arguments.forward, headers, body)
+            status, where = _post(self._arguments.forward, headers, body), self._arguments.forward
             if 200 <= status < 300:
+                self._tell_back(where)
                 return status
-            self._tell_dead(
-                f"{self._arguments.forward} answers {status or 'nothing'}, trying again"
-            )
+            self._tell_dead(where, f"{where} answers {status or 'nothing'}, trying again")
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    def _tell_dead(self, why: str) -> None:
-        if not self._dead:
+    def _tell_dead(self, who: str, why: str) -> None:
+        if who not in self._dead:
             print(f"oncekey: {why}", file=sys.stderr, flush=True)
-        self._dead = True
+        self._dead.add(who)
+
+    def _tell_back(self, who: str) -> None:
+        if who in self._dead:
+            print(f"oncekey: {who} is back", file=sys.stderr, flush=True)
+        self._dead.discard(who)
+
+
+def _time_of(id: str) -> int:
+    """The milliseconds in an id: see ``event_time``."""
+    return int(id.removeprefix("msg_"), 16) >> _SHIFT
+
+
+def _less(id: str) -> str:
+    """The id before this one."""
+    return f"msg_{max(0, int(id.removeprefix('msg_'), 16) - 1):016x}"
+
+
+def _id_at(ms: int) -> str:
+    """The least id of a time."""
+    return f"msg_{max(0, ms) << _SHIFT:016x}"
+
+
+def _before(id: str) -> str:
+    """The least id that may show up after this one."""
+    return _id_at(_time_of(id) - _WINDOW_MS)
+
+
+def _milliseconds(age: str) -> int:
+    return int(age[:-1]) * _UNITS[age[-1]] * 1000
 
 
 def _post(url: str, headers: dict[str, str], body: bytes) -> int:
