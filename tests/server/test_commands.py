@@ -103,8 +103,8 @@ def test_replay_takes_the_id_of_an_event(gateway: Served, target: App) -> None:
         assert "what is to be replayed?" in oncekey("replay", *form).stderr
 
 
-def test_dead_letters_are_replayed_by_a_search(tmp_path: Path) -> None:
-    """Counted first, then all of them at a rate; Ctrl-C or another call stops it."""
+def test_deliveries_are_replayed_by_a_search(tmp_path: Path) -> None:
+    """Dead or made: counted first, then all at a rate; Ctrl-C or another call stops it."""
     with app() as target:
         target.answer = lambda headers: 410
         with Served("--config", str(config(tmp_path, target.url)), "--port", "0") as one:
@@ -118,12 +118,12 @@ def test_dead_letters_are_replayed_by_a_search(tmp_path: Path) -> None:
             until(lambda: dead() == 3, "three dead letters")
             dry = oncekey("replay", "--search", "target:app", "--dry-run", "--rate", "1.5", *where)
             assert dry.stdout == (
-                "3 dead letters would be delivered again, in 2.0 s; nothing was done\n"
+                "3 deliveries would be delivered again, in 2.0 s; nothing was done\n"
             )
             assert one.api("GET", "/bulk-replays")["items"] == []
             none = oncekey("replay", "--search", "target:nobody", *where)
             assert none.returncode == 0, none.stderr
-            assert none.stdout == "bulk replay 1 is done: 0 of 0 dead letters\n"
+            assert none.stdout == "bulk replay 1 is done: 0 of 0 deliveries\n"
             wrong = oncekey("replay", "--search", "", "--rate", "0", *where)
             assert (wrong.returncode, "rate does not fit" in wrong.stderr) == (2, True)
 
@@ -138,12 +138,12 @@ def test_dead_letters_are_replayed_by_a_search(tmp_path: Path) -> None:
             )
             assert process.stderr is not None
             assert process.stderr.readline() == (
-                "bulk replay 2: 3 dead letters, at most 0.001 a second; Ctrl-C stops it\n"
+                "bulk replay 2: 3 deliveries, at most 0.001 a second; Ctrl-C stops it\n"
             )
             process.send_signal(signal.SIGINT)
             told, _ = process.communicate(timeout=PATIENCE)
             assert process.returncode == 130
-            assert told == "bulk replay 2 is cancelled: 0 of 3 dead letters\n"
+            assert told == "bulk replay 2 is cancelled: 0 of 3 deliveries\n"
             assert one.api("GET", "/bulk-replays")["items"][0]["state"] == "cancelled"
             begun = one.api("POST", "/bulk-replays", {"rate": 0.001, "dry_run": False})
             stopped = oncekey("replay", "--cancel", str(begun["id"]), "--json", *where)
@@ -152,8 +152,17 @@ def test_dead_letters_are_replayed_by_a_search(tmp_path: Path) -> None:
             target.answer = lambda headers: 200
             done = oncekey("replay", "--search", "state:dead", "--rate", "100", *where)
             assert done.returncode == 0, done.stderr
-            assert done.stdout == "bulk replay 4 is done: 3 of 3 dead letters\n"
+            assert done.stdout == "bulk replay 4 is done: 3 of 3 deliveries\n"
             until(lambda: len(target.events()) == 3, "the deliveries")
+            words = ("--search", "state:delivered age:<1h", "--rate", "100", *where)
+            until(
+                lambda: oncekey("replay", *words, "--dry-run").stdout.startswith("3 deliveries"),
+                "what was delivered",
+            )
+            before = len(target.requests)
+            again = oncekey("replay", *words)
+            assert again.stdout == "bulk replay 5 is done: 3 of 3 deliveries\n", again.stderr
+            until(lambda: len(target.requests) == before + 3, "the deliveries again")
 
 
 def test_targets_are_paused_and_resumed(gateway: Served) -> None:

@@ -1,4 +1,4 @@
-"""Delivering events of a gateway again: one by its id, or all dead letters that match a search."""
+"""Delivering events of a gateway again: one by its id, or all that match a search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replay_event(arguments: argparse.Namespace, id: str) -> int:
 
 
 def replay_matching(arguments: argparse.Namespace) -> int:
-    """Replay the dead letters that match, and look on until it is done; Ctrl-C cancels it."""
+    """Replay what matches, and look on until it is done; Ctrl-C cancels it."""
     client, output = GatewayClient(arguments), Output(arguments)
     rate = _RATE if arguments.rate is None else arguments.rate
     asked = {"q": arguments.search, "rate": rate, "dry_run": arguments.dry_run}
@@ -41,13 +41,13 @@ def replay_matching(arguments: argparse.Namespace) -> int:
             output.json(begun)
         else:
             takes = seconds_text(begun["total"] / rate)
-            letters = counted(begun["total"], "dead letter")
-            output.line(f"{letters} would be delivered again, in {takes}; nothing was done")
+            found = counted(begun["total"], "delivery", "deliveries")
+            output.line(f"{found} would be delivered again, in {takes}; nothing was done")
         return 0
     try:
         _say(
             output,
-            f"bulk replay {begun['id']}: {counted(begun['total'], 'dead letter')}, at most "
+            f"bulk replay {begun['id']}: {counted(begun['total'], 'delivery', 'deliveries')}, at most "
             f"{rate:g} a second; Ctrl-C stops it",
         )
         ended = _followed(client, output, begun)
@@ -109,5 +109,5 @@ def _told(output: Output, found: Any) -> None:
     if output.as_json:
         output.json(found)
     else:
-        total = counted(found["total"], "dead letter")
+        total = counted(found["total"], "delivery", "deliveries")
         output.line(f"bulk replay {found['id']} is {found['state']}: {found['done']:,} of {total}")

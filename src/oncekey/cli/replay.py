@@ -36,9 +36,9 @@ def add_to(commands: Any) -> None:
         usage="oncekey replay msg_ID [--target NAME] | --search SEARCH [--dry-run] [--rate N]\n"
         "                      | --cancel NUMBER | URL FILE [--provider NAME ...]",
         description="With the id of an event, a running gateway delivers it again. With --search "
-        "it delivers all dead letters that match again, at a rate: dead letters are deliveries "
-        "that were given up, and nothing else is replayed so; Ctrl-C cancels it, and what was "
-        "queued by then stays queued. With URL and FILE, sends the deliveries of a recording "
+        "it delivers all dead letters that match again, at a rate: deliveries that were given up; "
+        "with state:delivered in the search, those that were made; Ctrl-C cancels it, and what "
+        "was queued by then stays queued. With URL and FILE, sends the deliveries of a recording "
         "(oncekey.testing.Recorder) to URL. Old signatures are refused by most receivers: with "
         "--provider each delivery is signed anew, under its own id; exits with 1 if an answer is "
         "not as it should be.",
@@ -54,7 +54,9 @@ def add_to(commands: Any) -> None:
         "--target", action="append", metavar="NAME", help="with ID: to this one only; may repeat"
     )
     parser.add_argument(
-        "--search", metavar="SEARCH", help="all dead letters that match, as in events; '': all"
+        "--search",
+        metavar="SEARCH",
+        help="all dead letters (or state:delivered) that match; '': all",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="with --search: only say how many there are"

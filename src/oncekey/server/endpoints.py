@@ -189,11 +189,11 @@ async def bulk_replays(gateway: Gateway, call: Call) -> Any:
 
 
 async def begin_bulk_replay(gateway: Gateway, call: Call) -> Any:
-    """Replay all dead letters that match; with ``dry_run``, say how many they are."""
+    """Replay all that match; with ``dry_run``, say how many deliveries they are."""
     asked = Filter.parse(call.body.get("q", ""))
     rate = float(call.body.get("rate", 20))
     if call.body.get("dry_run", True):
-        total = await gateway.inbox.count_dead(asked)
+        total = await gateway.inbox.count_replays(asked)
         return {
             "id": None,
             "at": None,
@@ -389,7 +389,8 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/bulk-replays", bulk_replays, "read", "List of BulkReplay",
              "The latest bulk replays", tag="issues"),
     Endpoint("POST", "/bulk-replays", begin_bulk_replay, "operate", "BulkReplay",
-             "Replay all dead letters that match a search, at a rate; counts only, if not told",
+             "Replay all dead letters that match a search, or with state:delivered what was delivered, "
+             "at a rate; counts only, if not told",
              body=(_Q, RATE, _DRY), errors=(422,), tag="issues"),
     Endpoint("POST", "/bulk-replays/{number}/cancel", cancel_bulk_replay, "operate", "BulkReplay",
              "Stop a bulk replay", errors=(404, 422), tag="issues"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.inbox.filters import Filter
+from oncekey.inbox.models import DeliveryState
 from oncekey.server import endpoints
 from oncekey.server.api import checked_fields
 from oncekey.server.auth import Person
@@ -145,8 +146,10 @@ async def _shown(gateway: Gateway, asked: Mapping[str, Any]) -> dict[str, Any]:
             "targets": {name: states.get(name, "never delivered to") for name in names},
             "attempts": len(found.attempts),
         }
-    total = await gateway.inbox.count_dead(Filter.parse(asked["q"]))
-    return {"dead letters": asked["q"] or "all", "replays": total, "rate": asked["rate"]}
+    wanted = Filter.parse(asked["q"])
+    total = await gateway.inbox.count_replays(wanted)
+    what = "delivered" if wanted.state is DeliveryState.DELIVERED else "dead letters"
+    return {what: asked["q"] or "all", "replays": total, "rate": asked["rate"]}
 
 
 async def _replayed(gateway: Gateway, person: Person, asked: Mapping[str, Any]) -> Any:
@@ -167,7 +170,7 @@ TOOLS: Final = (
     Tool("issues", "read", "What can't be delivered, by target and cause, with the search that "
          "finds its events.", (), issues),
     Tool("replay", "operate", "Deliver an event (id), or all dead letters that match a search (q), "
-         "again. The first call changes nothing: it shows what would be done and gives an id. "
+         "again; with state:delivered in it, what was delivered. The first call changes nothing: it shows what would be done and gives an id. "
          "The second, with that id as preview and nothing else, does it.",
          (_EVENT, _Q, endpoints.TARGETS, RATE,
           Parameter("preview", {"type": "string", "maxLength": 64}, "the id of a preview")),

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
-from oncekey.inbox.models import Page
+from oncekey.inbox.models import DeliveryState, Page
 from oncekey.server.endpoints import check_id
 from oncekey.server.pages.desk import HOME, Desk, page
 from oncekey.server.upkeep import views_of
@@ -41,9 +41,10 @@ def routes(gateway: Gateway) -> list[Route]:
 async def events(desk: Desk) -> Response:
     """The list."""
     query, after = desk.query("q"), desk.query("after") or None
-    wrong = ""
+    wrong, asked = "", Filter()
     try:
-        found = await desk.gateway.inbox.search(Filter.parse(query), limit=ROWS, after=after)
+        asked = Filter.parse(query)
+        found = await desk.gateway.inbox.search(asked, limit=ROWS, after=after)
     except PolicyError as error:
         wrong, found = str(error), Page(())
     more = f"{HOME}/events?q={quote(query)}&after={quote(found.next)}" if found.next else ""
@@ -62,6 +63,7 @@ async def events(desk: Desk) -> Response:
         moment=await desk.gateway.inbox.now(),
         source=next(iter(desk.gateway.settings.sources.values()), None),
         can_replay=desk.session.person.may("operate"),
+        can_replay_all=asked.state in (DeliveryState.DEAD, DeliveryState.DELIVERED),
     )
 
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from oncekey.errors import PolicyError
 from oncekey.inbox.filters import Filter
+from oncekey.inbox.models import DeliveryState
 from oncekey.server.endpoints import MOST_RATE, issue_query
 from oncekey.server.pages.desk import HOME, Desk, page
 
@@ -49,12 +50,13 @@ async def preview(desk: Desk) -> Response:
     """The dry run: the search once more, and how many deliveries it means."""
     asked = Filter.parse(desk.query("q"))
     rate = _rate(desk.query("rate") or str(RATE))
-    count = await desk.gateway.inbox.count_dead(asked)
+    count = await desk.gateway.inbox.count_replays(asked)
     return desk.show(
         "bulk.html",
         here="issues",
         query=str(asked),
         count=count,
+        made=asked.state is DeliveryState.DELIVERED,
         rate=rate,
         seconds=count / rate,
         most=MOST_RATE,
@@ -66,7 +68,7 @@ async def do_begin(desk: Desk) -> Response:
     form = desk.sent()
     asked, rate = Filter.parse(form.one("q")), _rate(form.one("rate"))
     counted = form.one("count")
-    count = await desk.gateway.inbox.count_dead(asked)
+    count = await desk.gateway.inbox.count_replays(asked)
     if counted != str(count):  # it is another question by now
         return desk.go(f"{HOME}/issues/replay?q={quote(str(asked))}&rate={rate:g}")
     await desk.gateway.inbox.begin_bulk_replay(asked, rate=rate, actor=desk.session.person.name)
