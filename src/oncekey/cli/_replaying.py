@@ -45,10 +45,10 @@ def replay_matching(arguments: argparse.Namespace) -> int:
             output.line(f"{found} would be delivered again, in {takes}; nothing was done")
         return 0
     try:
+        total = counted(begun["total"], "delivery", "deliveries")
         _say(
             output,
-            f"bulk replay {begun['id']}: {counted(begun['total'], 'delivery', 'deliveries')}, at most "
-            f"{rate:g} a second; Ctrl-C stops it",
+            f"bulk replay {begun['id']}: {total}, at most {rate:g} a second; Ctrl-C stops it",
         )
         ended = _followed(client, output, begun)
     except KeyboardInterrupt:

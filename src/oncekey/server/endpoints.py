@@ -389,8 +389,8 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/bulk-replays", bulk_replays, "read", "List of BulkReplay",
              "The latest bulk replays", tag="issues"),
     Endpoint("POST", "/bulk-replays", begin_bulk_replay, "operate", "BulkReplay",
-             "Replay all dead letters that match a search, or with state:delivered what was delivered, "
-             "at a rate; counts only, if not told",
+             "Replay all dead letters that match a search, or with state:delivered what was "
+             "delivered, at a rate; counts only, if not told",
              body=(_Q, RATE, _DRY), errors=(422,), tag="issues"),
     Endpoint("POST", "/bulk-replays/{number}/cancel", cancel_bulk_replay, "operate", "BulkReplay",
              "Stop a bulk replay", errors=(404, 422), tag="issues"),
