@@ -170,8 +170,8 @@ TOOLS: Final = (
     Tool("issues", "read", "What can't be delivered, by target and cause, with the search that "
          "finds its events.", (), issues),
     Tool("replay", "operate", "Deliver an event (id), or all dead letters that match a search (q), "
-         "again; with state:delivered in it, what was delivered. The first call changes nothing: it "
-         "shows what would be done and gives an id. "
+         "again; with state:delivered in it, what was delivered. The first call changes nothing: "
+         "it shows what would be done and gives an id. "
          "The second, with that id as preview and nothing else, does it.",
          (_EVENT, _Q, endpoints.TARGETS, RATE,
           Parameter("preview", {"type": "string", "maxLength": 64}, "the id of a preview")),
