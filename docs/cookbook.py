@@ -44,6 +44,12 @@ NO_ID = """
 Its events have no id. The receiver goes by the message that was signed: a retry with the same bytes
 is a duplicate, and two events with the same bytes are one. Where the body has something that names
 the event, pass a function of it as `key=`."""
+REPEATS = """
+
+Its events have no id, and two that are alike may be two. So that no event is lost, the receiver
+handles each delivery, a retry too: write a handler that is safe to run again. Where the body has
+something that names the event, pass `event_id=` to `provider`, or a function of the payload as
+`key=` to `webhooks.on`; a copy is then a duplicate, as for other providers."""
 IN_TESTS = """Only {title} has the key to sign with, so `oncekey send` can't stand in for it. In
 tests, `oncekey.testing.sample("{name}")` signs with a key of its own; `delivery.provider` knows it:
 
@@ -55,10 +61,10 @@ delivery = sample("{name}")
 receiver = WebhookReceiver(delivery.provider, "memory://")
 receiver.on()(lambda event: None)
 assert receiver.receive(*delivery).outcome == "handled"
-assert receiver.receive(*delivery.again()).outcome == "duplicate"
+assert receiver.receive(*delivery.again()).outcome == "{copy}"
 ```"""
 SEND = """With the app above in `app.py` (`flask --app app run --port 8000`), this sends one event
-three times. All copies get a 2xx, and the handler runs once:
+three times. All copies get a 2xx, and the handler runs {runs}:
 
 ```sh
 oncekey send {name}{kind} http://127.0.0.1:8000{path} --secret-env {secret} --times 3
@@ -176,6 +182,9 @@ def _set_up(facts: Facts) -> list[str]:
 def _receive(facts: Facts) -> str:
     lines = ["from flask import Flask", "", "from oncekey.adapters.flask import Webhooks"]
     lines.append("from oncekey.signatures import provider")
+    if facts.scheme == "sns":
+        lines.append("from oncekey.signatures.sns import confirm_url")
+        lines = ["from urllib.request import urlopen", "", *lines]
     if _reads_environment(facts):
         lines = ["import os", "", *lines]
     kind = json.dumps(BODIES[facts.name].type) if facts.event_type else ""
@@ -188,25 +197,30 @@ def _receive(facts: Facts) -> str:
     words = [json.dumps(_path(facts)), "sender", *([kind] if kind else [])]
     lines += [f"@webhooks.on({', '.join(words)})", "def handle(event):"]
     lines.append('    print("handled:", event.id, flush=True)  # your work')
+    lines += _confirmed(facts)
     text = "```python\n" + "\n".join(lines) + "\n```"
     if facts.event_id is None:
-        text += NO_ID
+        text += REPEATS if facts.repeats else NO_ID
     return text
 
 
 def _try(facts: Facts) -> str:
     if facts.scheme in KEY_PAIRS:
-        return IN_TESTS.format(title=facts.title, name=facts.name)
+        copy = "handled" if facts.repeats else "duplicate"
+        return IN_TESTS.format(title=facts.title, name=facts.name, copy=copy)
     kind = f" {shlex.quote(BODIES[facts.name].type)}" if facts.event_type else ""
-    return SEND.format(name=facts.name, kind=kind, path=_path(facts), secret=variable(facts))
+    runs = "three times" if facts.repeats else "once"
+    where, secret = _path(facts), variable(facts)
+    return SEND.format(name=facts.name, kind=kind, path=where, secret=secret, runs=runs)
 
 
 def _table(facts: Facts) -> str:
     rows = {
         "verified by": _verified_by(facts),
-        "the event's id": place(facts.event_id) if facts.event_id else "none",
+        "the event's id": _id(facts),
         "its type": place(facts.event_type) if facts.event_type else "none",
         "a delivery has": _batch(facts.batch),
+        "its Content-Type may be": " or ".join(f"`{one}`" for one in facts.content_types),
         "clocks may differ by": _span(facts.tolerance) if facts.tolerance else "",
         "a delivery may be old by": _span(facts.max_age) if facts.max_age else "",
         "it retries": _escaped(facts.retries),
@@ -274,6 +288,20 @@ def _helper(facts: Facts) -> list[str]:
     return []
 
 
+def _confirmed(facts: Facts) -> list[str]:
+    """The handler of what asks whether a subscription is wanted."""
+    if facts.scheme != "sns":
+        return []
+    return [
+        "",
+        "",
+        f'@webhooks.on("{_path(facts)}", sender, "SubscriptionConfirmation")',
+        "def confirm(event):",
+        "    # Signed, and of one of your topics: nothing comes until this address was called.",
+        "    urlopen(confirm_url(event.payload), timeout=10).close()",
+    ]
+
+
 def _arguments(facts: Facts) -> str:
     given = [json.dumps(facts.name)]
     if facts.name == "adcp":
@@ -329,6 +357,12 @@ def place(path: str) -> str:
     if sometimes:
         said += "; where they are there, also " + ", ".join(sometimes)
     return f"derived: a hash of {said}" if hashed else said
+
+
+def _id(facts: Facts) -> str:
+    if facts.event_id:
+        return place(facts.event_id)
+    return "none: each delivery is handled" if facts.repeats else "none"
 
 
 def _batch(path: str | None) -> str:

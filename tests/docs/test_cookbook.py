@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import oncekey.signatures
 from oncekey.cli import main
 from oncekey.signatures import providers
 from oncekey.testing import deliver_twice, sample
@@ -60,9 +62,8 @@ def test_every_provider_has_its_page(tmp_path: Path) -> None:
 def test_the_receiver_of_a_page_takes_an_event_once(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two copies one is handled, where a secret is enough to sign; else in the page's test."""
+    """The page's own app takes the kit's sample: of two copies it handles one."""
     facts = providers()[name]
-    shared = facts.scheme not in COOKBOOK.KEY_PAIRS
     made = keys_of(name)
     if isinstance(made.get("secret"), (str, bytes)):
         text = made["secret"]
@@ -70,17 +71,50 @@ def test_the_receiver_of_a_page_takes_an_event_once(
         monkeypatch.setenv(COOKBOOK.variable(facts), text)
     monkeypatch.setenv("PAYPAL_WEBHOOK_ID", "1JE4291016473214C")
     receive, *others = blocks(name, "python")
-    names: dict[str, Any] = {"__name__": "snippet"}
-    exec(compile(receive, f"{name}.md", "exec"), names)
     for other in others:
         exec(compile(other, f"{name}.md", "exec"), {"__name__": "snippet"})
-    if shared:
-        url = f"https://shop.example/hooks/{name}"
-        report = deliver_twice(names["app"], sample(names["sender"], url=url))
-        assert report.ok, report.problems
-        assert capsys.readouterr().out.count("handled:") == 1
+    names = the_app_of(name, receive, monkeypatch)
+    url = f"https://shop.example/hooks/{name}"
+    report = deliver_twice(names["app"], sample(names["sender"], url=url))
     names["webhooks"].close()
-    assert len(others) == (0 if shared else 1)
+    assert [one.status for one in report.answers] == [names["sender"].ack.status] * 2
+    assert report.ok or facts.repeats, report.problems
+    assert capsys.readouterr().out.count("handled:") == (2 if facts.repeats else 1)
+    assert len(others) == (1 if facts.scheme in COOKBOOK.KEY_PAIRS else 0)
+
+
+def the_app_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the page's code makes, with a provider that can sign where only a real one could."""
+    real, made = oncekey.signatures.provider, keys_of(name)
+
+    def with_the_kits_keys(called: str, **options: Any) -> Any:
+        if providers()[name].scheme not in COOKBOOK.KEY_PAIRS:
+            return real(called, **options)
+        ours = {"keys", "jwks"}  # the page has none of the provider's: those of the kit
+        return real(called, **{**made, **{k: v for k, v in options.items() if k not in ours}})
+
+    names: dict[str, Any] = {"__name__": "snippet"}
+    monkeypatch.setattr(oncekey.signatures, "provider", with_the_kits_keys)
+    exec(compile(code, f"{name}.md", "exec"), names)
+    return names
+
+
+def test_the_page_of_sns_confirms_a_subscription(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The address is called that the signed message names, once."""
+    called: list[str] = []
+    names = the_app_of("aws-sns", blocks("aws-sns", "python")[0], monkeypatch)
+    names["urlopen"] = lambda url, timeout: called.append(url) or io.BytesIO()
+    address = "https://sns.eu-west-1.amazonaws.com/?Action=ConfirmSubscription&Token=2336412f37"
+    asked = {"SubscribeURL": address, "Token": "2336412f37", "Message": "You have chosen ..."}
+    url = "https://shop.example/hooks/aws-sns"
+    kind = "SubscriptionConfirmation"
+    delivery = sample(names["sender"], type=kind, body=asked, url=url)
+    assert deliver_twice(names["app"], delivery).ok
+    names["webhooks"].close()
+    assert called == [address]
+    assert "handled:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -418,7 +418,8 @@ def test_every_provider_signs_recordings_anew(name: str, file: Path, clock: Manu
     with apps.served(app) as url:
         found = replay(url, file, provider=delivery.provider, copies=2, effects=charged)
 
-    assert found.check().effects == 1
+    repeats = providers()[name].repeats  # each delivery is handled
+    assert (found if repeats else found.check()).effects == (2 if repeats else 1)
     if delivery.event_id:
         assert charged == [delivery.event_id]
 

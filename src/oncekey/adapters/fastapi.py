@@ -112,7 +112,7 @@ def webhooks(
     async def webhook(request: Request) -> Response:
         return as_response(await receive_webhook(request, receiver))
 
-    kinds = [kind for kind in receiver.settings.content_types if "*" not in kind]
+    kinds = [kind for kind in receiver.content_types if "*" not in kind]
     router.add_api_route(
         path,
         webhook,

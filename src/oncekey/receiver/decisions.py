@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +43,7 @@ from oncekey.receiver.attention import Attention
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.limits import Limits
-from oncekey.receiver.settings import Handler, ReceiverSettings
+from oncekey.receiver.settings import USUAL_TYPES, Handler, ReceiverSettings
 from oncekey.receiver.unhandled_types import TypesSeen
 from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery
@@ -145,7 +146,11 @@ class Decisions:
         self._codec = _NoAnswer()
         changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
         self._compares = changed == "reject"
-        self._types = tuple(kind.lower() for kind in settings.content_types)
+        self._repeats = bool(getattr(provider, "repeats", False))
+        types = settings.content_types
+        if types is None:
+            types = (*USUAL_TYPES, *getattr(provider, "content_types", ()))
+        self.types = tuple(kind.lower() for kind in types)
         self.limits = Limits(self.namespace, settings)
         self.attention = Attention(self.operation, settings.findings)
         self._usual: dict[Outcome, tuple[int, dict[str, str], bytes, str]] = {}
@@ -169,14 +174,14 @@ class Decisions:
             most = self.settings.max_body_bytes
             return rejected(413, "body_too_large", f"at most {most} bytes are taken")
         given = delivery.headers.one("content-type") or ""
-        if given not in self._types and not self._takes(given):
-            return rejected(415, "content_type", f"send one of {', '.join(self._types)}")
+        if given not in self.types and not self._takes(given):
+            return rejected(415, "content_type", f"send one of {', '.join(self.types)}")
         return None
 
     def _takes(self, content_type: str) -> bool:
         """Whether a type is taken that is not written just as in the settings."""
         given = content_type.partition(";")[0].strip().lower()
-        return not self._types or any(_is_type(given, wanted) for wanted in self._types)
+        return not self.types or any(_is_type(given, wanted) for wanted in self.types)
 
     def greeting(self, delivery: Delivery, verdict: Verdict) -> WebhookResponse | None:
         """The answer to the provider's own test of the endpoint, if the delivery is one."""
@@ -265,6 +270,8 @@ class Decisions:
         if self.settings.key is not None:
             payload = item.payload if item.payload is not None else delivery.body
             return _key_of(self.settings.key, payload)
+        if self._repeats:  # a retry is not known from another event: a lost one is worse
+            return f"delivery:{uuid.uuid4()}"
         if self.provider.batch is None and not self.provider.event_id:
             return _signed_name(verdict)
         logger.warning(

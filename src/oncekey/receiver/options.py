@@ -24,7 +24,7 @@ class ReceiverOptions(TypedDict, total=False):
     wait: Duration
     max_body_bytes: int
     body_timeout: Duration | None
-    content_types: Iterable[str]
+    content_types: Iterable[str] | None
     on_changed: Literal["first-wins", "reject"] | None
     key: Callable[[Any], str] | None
     replay_guard: Literal["per-type"] | bool | None

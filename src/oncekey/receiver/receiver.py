@@ -56,6 +56,7 @@ class _Receiver(Generic[S]):
     Attributes:
         provider: Whose deliveries these are.
         settings: How they are treated.
+        content_types: What is taken, the provider's own among it; empty: anything.
     """
 
     _store: Any
@@ -80,6 +81,7 @@ class _Receiver(Generic[S]):
         self._decisions = Decisions(provider, settings)
         self.provider = provider
         self.settings = settings
+        self.content_types = self._decisions.types
         opened = self._connect(store) if isinstance(store, str) else store
         if not isinstance(opened, self._kind):
             raise BackendMismatchError(f"{self._needs}, got {type(store).__name__}")

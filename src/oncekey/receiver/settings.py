@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
@@ -23,6 +23,11 @@ Limit = tuple[int, int]
 """So many in so many seconds."""
 
 DAY = 86_400
+USUAL_TYPES: Final = (
+    "application/json",
+    "application/*+json",
+    "application/x-www-form-urlencoded",
+)
 
 
 class RetentionWarning(UserWarning):
@@ -42,11 +47,14 @@ class ReceiverSettings:
         max_body_bytes: Larger bodies are refused unread.
         body_timeout: How long a body may take to come in before its sender gets a 408. ``None``:
             as long as the server lets it. Servers of WSGI need a limit of their own too.
-        content_types: What is taken. Empty: anything.
+        content_types: What is taken. Empty: anything. ``None``: JSON, forms, and what the provider
+            sends beside them.
         on_changed: The same key with another payload: ``first-wins`` answers 2xx as to any copy,
             ``reject`` answers 409. ``None``: as the provider's rules say.
         key: Which event a payload is: a function of the payload, for providers without an id, or
-            to use another one. Never derive it from a timestamp or a retry counter.
+            to use another one. Without it, such a provider's event is known by the message that
+            was signed; where two events may be alike in it (Dropbox, Plaid), each delivery is
+            handled. Never derive it from a timestamp or a retry counter.
         replay_guard: A signed message is taken under one id only, so that a captured delivery under
             a fresh id is a duplicate. ``None``: wherever the signature does not cover the id.
             ``"per-type"``: once for each type that has a handler of its own, for providers that
@@ -81,11 +89,7 @@ class ReceiverSettings:
     wait: Duration = 5
     max_body_bytes: int = 1_048_576
     body_timeout: Duration | None = 10
-    content_types: Iterable[str] = (
-        "application/json",
-        "application/*+json",
-        "application/x-www-form-urlencoded",
-    )
+    content_types: Iterable[str] | None = None
     on_changed: Literal["first-wins", "reject"] | None = None
     key: Callable[[Any], str] | None = None
     replay_guard: Literal["per-type"] | bool | None = None

@@ -83,6 +83,9 @@ class Provider(ABC):
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body. The
             id and type are then looked for in each of them.
+        repeats: Events have no id, and two that are alike may be two: a receiver without ``key=``
+            handles each delivery, since a lost event is worse than one that is handled twice.
+        content_types: What its deliveries say they are, beside JSON and forms.
         source, checked, notes: Where the facts come from, when they were read, what to know.
     """
 
@@ -116,6 +119,8 @@ class Provider(ABC):
         self.event_id = facts.event_id if event_id == _AS_DOCUMENTED else event_id
         self.event_type = facts.event_type if event_type == _AS_DOCUMENTED else event_type
         self.batch = facts.batch if batch == _AS_DOCUMENTED else batch
+        self.repeats = facts.repeats and self.event_id is None
+        self.content_types = tuple(facts.content_types)
         value_at(None, self.batch or "$")  # no path: said now, not by the first delivery
         self.retry_status, self.retry_after_most = facts.retry_status, facts.retry_after_most
         self._signed_id = facts.signed_id if event_id == _AS_DOCUMENTED else {}

@@ -29,6 +29,7 @@ def hmac_provider(
     event_id: str | None = None,
     event_type: str | None = None,
     batch: str | None = None,
+    repeats: bool = False,
     retry_seconds: int = 3 * 86_400,
     public_url: str = "",
     allowed_hosts: Hosts = "",
@@ -55,6 +56,8 @@ def hmac_provider(
             ``oncekey.signatures.event_fields``.
         event_type: Where the type is.
         batch: Where the list of events is, if a delivery carries several; ``$`` is the body.
+        repeats: Without an ``event_id``: two deliveries with the same bytes may be two events, so
+            each is handled, a retry too. ``False``: they are copies of one.
         retry_seconds: How long the sender may retry; events are remembered a day longer.
         public_url: What the sender calls, if ``{url}`` is signed and a proxy changes it.
         allowed_hosts: Your hosts, if ``{url}`` is signed: what was signed for others is refused.
@@ -92,6 +95,7 @@ def hmac_provider(
         event_id=event_id,
         event_type=event_type,
         batch=batch,
+        repeats=repeats,
         retry_seconds=retry_seconds,
         source="your own settings",
     )

@@ -23,6 +23,8 @@ class Facts:
     event_id: str | None = None
     event_type: str | None = None
     batch: str | None = None
+    repeats: bool = False
+    content_types: Sequence[str] = ()
     signed_id: Mapping[str, str] = field(default_factory=dict)
     unsigned: Mapping[str, str] = field(default_factory=dict)
     handshake: Sequence[Mapping[str, Any]] = ()

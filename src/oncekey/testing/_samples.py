@@ -133,7 +133,7 @@ def sample(
     """
     provider = sample_provider(of, **options) if isinstance(of, str) else of
     kind = BODIES.get(provider.name, Body("sample.created", {}))
-    fields = {**JSON, **(headers or {})}
+    fields = {**_kind_of(provider), **(headers or {})}
     name = id or _fresh_id()
     if provider.facts.scheme == "twilio":  # a form, with nothing of ours in it
         form = b"MessageSid=SM0&From=%2B15005550006&Body=Hello"
@@ -167,7 +167,8 @@ def signed(
     Args:
         provider: From ``provider(...)`` or ``hmac_provider(...)``.
         body: The raw bytes; text and mappings are encoded.
-        headers: Header fields to send along. ``Content-Type`` is JSON's if not given.
+        headers: Header fields to send along. ``Content-Type`` is the provider's if not given, of
+            most JSON's.
         url: The endpoint; a path alone is enough for apps.
         method: The method.
         event_id: The id, for providers that read it from a header.
@@ -183,7 +184,7 @@ def signed(
         'e-1'
     """
     raw = body if isinstance(body, bytes) else _text(body)
-    given = {**JSON, **(headers or {})}
+    given = {**_kind_of(provider), **(headers or {})}
     return _sign(SignedDelivery(method, _whole(url), given, raw, provider, now), event_id)
 
 
@@ -239,6 +240,12 @@ def _told_apart(body: bytes, name: str) -> bytes:
 
 def _end_of(body: bytes) -> bytes:
     return body[len(body.rstrip(b" \t\r\n")) :]
+
+
+def _kind_of(provider: Provider) -> dict[str, str]:
+    """What the provider says that its bodies are."""
+    own = provider.content_types
+    return {"Content-Type": f"{own[0]}; charset=UTF-8"} if own else JSON
 
 
 def _whole(url: str) -> str:
