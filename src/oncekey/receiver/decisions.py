@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from oncekey._core.call import Job, Result
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan, new_owner
-from oncekey.canonical import canonicalize_json
 from oncekey.errors import (
-    CanonicalJSONError,
     InvalidKeyError,
     OncekeyError,
     PermanentError,
@@ -43,6 +39,7 @@ from oncekey.receiver.attention import Attention
 from oncekey.receiver.audit import AuditEntry
 from oncekey.receiver.events import DeadLetter, WebhookEvent, WebhookResponse
 from oncekey.receiver.limits import Limits
+from oncekey.receiver.naming import fingerprint, key_of, signed_name, veiled
 from oncekey.receiver.settings import USUAL_TYPES, Handler, ReceiverSettings
 from oncekey.receiver.unhandled_types import TypesSeen
 from oncekey.signatures.base import Provider
@@ -236,6 +233,15 @@ class Decisions:
         self._senders[sender] = known
         return known
 
+    def key_named(self, sender: VerifiedWebhookSender, name: str) -> Key:
+        """The key of an event that has this id.
+
+        Raises:
+            ValueError: It can't be an id.
+        """
+        known = self._senders.get(sender) or self._scope(sender)
+        return Key(known[1], check_text(name, "the event id"))
+
     def _work(
         self,
         delivery: Delivery,
@@ -261,7 +267,7 @@ class Decisions:
         if wait is not None:
             emit(EventKind.LIMITED, Key(scope, name), self.operation)
             return Outcome("limited", retry_after=wait)
-        mark = _fingerprint(item, delivery.body) if self._compares else b""
+        mark = fingerprint(item, delivery.body) if self._compares else b""
         job = Job(Key(scope, name), mark, self.plan, self._codec, self.operation)
         return Work(job, handler, sender, item, delivery, guard)
 
@@ -269,11 +275,11 @@ class Decisions:
         """The key of an event whose provider gives it none, or whose user wants another."""
         if self.settings.key is not None:
             payload = item.payload if item.payload is not None else delivery.body
-            return _key_of(self.settings.key, payload)
+            return key_of(self.settings.key, payload)
         if self._repeats:  # a retry is not known from another event: a lost one is worse
             return f"delivery:{uuid.uuid4()}"
         if self.provider.batch is None and not self.provider.event_id:
-            return _signed_name(verdict)
+            return signed_name(verdict)
         logger.warning(
             "%s: a delivery has no event id, and its sender is told so. If its kind never has "
             "one, pass key= to the receiver, a function of the payload",
@@ -289,7 +295,7 @@ class Decisions:
             signed = getattr(self.provider, "body_is_signed", True)
         if signed or mode is False:
             return None
-        name = _signed_name(verdict)
+        name = signed_name(verdict)
         if self.provider.batch:
             name += f":{position}"
         if mode == "per-type" and kind in self.handlers:  # a bounded number: nobody signs the type
@@ -298,7 +304,7 @@ class Decisions:
 
     def binding(self, work: Work, guard: Key) -> tuple[Key, bytes, bytes, Terms]:
         """What to claim, so that a signed message stays with the id that it first came under."""
-        name = _veiled(work.job.key.name.encode(), guard).hex().encode()
+        name = veiled(work.job.key.name.encode(), guard).hex().encode()
         return guard, new_owner(), name, self._guard_terms
 
     def as_first_named(self, work: Work, guard: Key, bound: Record | None) -> Work:
@@ -309,7 +315,7 @@ class Decisions:
         """
         try:
             name = (
-                _veiled(bytes.fromhex(bound.fingerprint.decode()), guard).decode() if bound else ""
+                veiled(bytes.fromhex(bound.fingerprint.decode()), guard).decode() if bound else ""
             )
         except ValueError:
             name = ""
@@ -456,41 +462,8 @@ def is_ours(provider: Provider, method: str) -> bool:
     return getattr(found, "__func__", None) is getattr(Provider, method)
 
 
-def _signed_name(verdict: Verdict) -> str:
-    if not verdict.message_digest:  # no verifier of ours says ok without one
-        raise OncekeyError("the provider gave a verdict without the message that was signed")
-    return f"signed:{verdict.message_digest}"
-
-
-def _veiled(name: bytes, guard: Key) -> bytes:
-    """An id as it is kept beside a signed message, and back: unreadable without the message."""
-    pad = hashlib.shake_256(b"oncekey id\0" + guard.name.encode()).digest(len(name))
-    return bytes(one ^ other for one, other in zip(name, pad, strict=True))
-
-
 def _is_type(given: str, wanted: str) -> bool:
     if "*" not in wanted:
         return given == wanted
     before, _, after = wanted.partition("*")
     return given.startswith(before) and given.endswith(after) and len(given) >= len(wanted) - 1
-
-
-def _key_of(find: Callable[[Any], str], payload: Any) -> str:
-    """What the user's own function gives. What it does not find, a sender did not send."""
-    try:
-        return check_text(find(payload), "the key of a webhook")
-    except Exception as error:
-        # The sender is told what it can do; why is for whoever wrote the function.
-        logger.warning("key= found no key in a webhook", exc_info=error)
-        raise InvalidKeyError(CODES["id_missing"]) from None
-
-
-def _fingerprint(item: Item, body: bytes) -> bytes:
-    if item.payload is None:
-        return hashlib.sha256(body).hexdigest().encode()
-    text = json.dumps(item.payload, sort_keys=True)
-    try:
-        canonical = canonicalize_json(text)
-    except CanonicalJSONError:  # an integer that a double can't hold: its digits stand for it
-        canonical = text.encode()
-    return hashlib.sha256(canonical).hexdigest().encode()

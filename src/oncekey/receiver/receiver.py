@@ -131,6 +131,12 @@ class _Receiver(Generic[S]):
 
         return decorate
 
+    def _marking(self, event_id: str) -> Flow[bool]:
+        rules = self._decisions
+        key = rules.key_named(self.provider.sender, event_id)
+        first: bool = yield Op("first_seen", (key, rules.plan.terms))
+        return first
+
     def _check_handler(self, handler: Handler) -> None:
         """Raise if ``handler`` can't be called by this receiver."""
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
@@ -255,6 +261,23 @@ class WebhookReceiver(_Receiver[Store]):
         """
         return run(self._receiving(as_delivery(method, url, headers, body), now), self._store)
 
+    def mark_handled(self, event_id: str) -> bool:
+        """Mark an event as handled, by older code for instance: each copy of it is a duplicate.
+
+        For events of this provider and its account, as long as the receiver remembers any.
+
+        Args:
+            event_id: What a handler would get as ``event.id``.
+
+        Returns:
+            Whether nobody had it before.
+
+        Raises:
+            ValueError: It can't be an id.
+            StoreError: The store failed.
+        """
+        return run(self._marking(event_id), self._store)
+
     def _verify(self, delivery: Delivery, now: float | None) -> Verdict:
         return self._verifier.verify(*delivery, now=now)
 
@@ -312,6 +335,10 @@ class AsyncWebhookReceiver(_Receiver[AsyncStore]):
         """Take one delivery and say what to answer. See ``WebhookReceiver.receive``."""
         flow = self._receiving(as_delivery(method, url, headers, body), now)
         return await arun(flow, self._store)
+
+    async def mark_handled(self, event_id: str) -> bool:
+        """Mark an event as handled. See ``WebhookReceiver.mark_handled``."""
+        return await arun(self._marking(event_id), self._store)
 
     async def _verify(self, delivery: Delivery, now: float | None) -> Verdict:
         if self._awaits:
