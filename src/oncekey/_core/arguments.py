@@ -8,11 +8,12 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from oncekey._core.call import is_async
 from oncekey._core.codec import Codec
+from oncekey._core.whole import whole
 from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequestError
 from oncekey.models import Scope, check_text, identity_text
 
@@ -230,12 +231,11 @@ def as_dict(value: Any, ignore_defaults: bool = False) -> dict[str, Any]:
         return dict(value)
     if hasattr(value, "model_dump"):
         said = {"exclude_unset": True, **({"exclude_defaults": True} if ignore_defaults else {})}
-        dumped = value.model_dump(mode="json", **said)
-        if isinstance(dumped, dict):
-            # JSON mode masks secrets, and all masked secrets are alike: compare the real ones.
-            found = cast("dict[str, Any]", _revealed(dumped, value.model_dump(**said)))
+        found = whole(value, _revealed, **said)
+        if isinstance(found, dict):
             if "idempotency_key" not in found and hasattr(value, "idempotency_key"):
-                found.update(value.model_dump(mode="json", include={"idempotency_key"}))
+                key = value.model_dump(mode="json", include={"idempotency_key"})
+                found.update(key or {"idempotency_key": value.idempotency_key})  # or excluded
             return found
     if value is None:
         return {}
@@ -246,15 +246,7 @@ def as_dict(value: Any, ignore_defaults: bool = False) -> dict[str, Any]:
     )
 
 
-def _revealed(dumped: Any, real: Any) -> Any:
-    if isinstance(dumped, dict) and isinstance(real, dict):
-        return {name: _revealed(dumped[name], real.get(name)) for name in dumped}
-    if isinstance(dumped, list) and isinstance(real, list) and len(dumped) == len(real):
-        return [_revealed(*pair) for pair in zip(dumped, real, strict=True)]
-    reveal = getattr(real, "get_secret_value", None)
-    if reveal is None:
-        return dumped
-    secret = reveal()
+def _revealed(secret: Any) -> Any:
     return secret.hex() if isinstance(secret, bytes) else secret
 
 

@@ -12,6 +12,7 @@ import pathlib
 import uuid
 from typing import Any
 
+from oncekey._core.whole import is_secret, whole
 from oncekey._jcs.fast import FAST, attempt
 from oncekey.canonical import canonicalize
 from oncekey.errors import CanonicalJSONError
@@ -56,7 +57,9 @@ def jsonable(value: Any, path: str = "$") -> Any:
     if isinstance(value, (list, tuple)):
         return [jsonable(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if hasattr(value, "model_dump") and not isinstance(value, type):
-        return value.model_dump(mode="json")
+        return jsonable(whole(value, _sealed), path)
+    if is_secret(value):
+        return _sealed(value.get_secret_value())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f.name: jsonable(getattr(value, f.name), f"{path}.{f.name}")
@@ -75,6 +78,11 @@ def jsonable(value: Any, path: str = "$") -> Any:
     if isinstance(value, (int, float)):
         return jsonable(int(value) if isinstance(value, int) else float(value), path)
     return _refuse(value, path)
+
+
+def _sealed(value: Any) -> dict[str, str]:
+    """What stands for a secret: payloads that were seen lately are remembered, and it is not."""
+    return {"$secret": hashlib.sha256(canonicalize(jsonable(value))).hexdigest()}
 
 
 def _refuse(value: object, path: str) -> Any:
