@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import decimal
 import logging
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from oncekey import (
     AnswerOmittedError,
     AsyncMemoryStore,
     AsyncOnce,
+    ClaimLostError,
     MemoryStore,
     Once,
     PolicyError,
@@ -23,6 +26,7 @@ from oncekey import (
 )
 from oncekey._core.failures import FAILED, failure, rebuilt
 from oncekey.errors import StoreCorruptError
+from oncekey.testing import ManualClock
 
 
 class Declined(Exception):
@@ -229,3 +233,137 @@ def test_a_stored_name_builds_only_what_is_declared() -> None:
     assert vars(again)["ok"] == 1
     assert "__class__" not in vars(again)
     assert raw.startswith(FAILED)
+
+
+@pytest.fixture(params=["sync", "async"])
+def overtaken(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Any]:
+    """A call that is declined after its lease, while another worker took its key over."""
+
+    def run(other: Callable[[], Any]) -> Any:
+        runs: list[str] = []
+        options: Any = {"lease": 5, "wait": 0, "replay_errors": [Declined]}
+
+        if request.param == "sync":
+
+            @Once(MemoryStore(clock=clock), **options)(key="key")
+            def work(key: str) -> Any:
+                runs.append(key)
+                if len(runs) > 1:
+                    return other()
+                clock.advance(60)
+                with contextlib.suppress(RuntimeError, Declined):
+                    contextvars.Context().run(work, key)
+                raise Declined(1, decimal.Decimal(1))
+
+            return work("k")
+
+        @AsyncOnce(AsyncMemoryStore(clock=clock), **options)(key="key")
+        async def awork(key: str) -> Any:
+            runs.append(key)
+            if len(runs) > 1:
+                return other()
+            clock.advance(60)
+            with contextlib.suppress(RuntimeError, Declined):
+                again = awork(key)
+                await asyncio.create_task(again, context=contextvars.Context())
+            raise Declined(1, decimal.Decimal(1))
+
+        return asyncio.run(awork("k"))
+
+    return run
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def other() -> Any:
+        raise error
+
+    return other
+
+
+def test_a_worker_that_was_overtaken_gives_the_recorded_outcome(overtaken: Any) -> None:
+    """Its own declared error is none: the other's answer or error counts, where there is one."""
+    assert overtaken(lambda: "charged") == "charged"
+    with pytest.raises(Expired) as caught:
+        overtaken(raising(Expired(2, decimal.Decimal(2))))
+    assert caught.value.code == 2
+    assert isinstance(caught.value.__cause__, Declined)
+
+
+def test_an_overtaken_worker_does_not_say_what_it_can_not_know(overtaken: Any) -> None:
+    """The other worker has failed and may run again: there is no outcome to give."""
+    with pytest.raises(ClaimLostError) as caught:
+        overtaken(raising(RuntimeError("died")))
+    assert isinstance(caught.value.__cause__, Declined)
+
+
+def test_a_block_that_was_overtaken_says_so(clock: ManualClock) -> None:
+    """A block can't give the other's answer: it raises."""
+    store = MemoryStore(clock=clock)
+    options: Any = {"lease": 5, "replay_errors": [Declined]}
+
+    def other() -> None:
+        with Once(store).guard("k", **options) as claim:
+            claim.answer = "charged"
+
+    block = Once(store).guard("k", **options)
+
+    def overtaken() -> None:
+        with block:
+            clock.advance(60)
+            contextvars.Context().run(other)
+            raise Declined(1, decimal.Decimal(1))
+
+    with pytest.raises(ClaimLostError, match="that one's answer counts") as caught:
+        overtaken()
+    assert isinstance(caught.value.__cause__, Declined)
+
+
+async def test_an_async_block_that_was_overtaken_says_so(clock: ManualClock) -> None:
+    """The same with ``async with``."""
+    store = AsyncMemoryStore(clock=clock)
+    options: Any = {"lease": 5, "replay_errors": [Declined]}
+
+    async def other() -> None:
+        async with AsyncOnce(store).guard("k", **options) as claim:
+            claim.answer = "charged"
+
+    async def overtaken() -> None:
+        async with AsyncOnce(store).guard("k", **options):
+            clock.advance(60)
+            await asyncio.create_task(other(), context=contextvars.Context())
+            raise Declined(1, decimal.Decimal(1))
+
+    with pytest.raises(ClaimLostError, match="that one's answer counts"):
+        await overtaken()
+
+
+class Failing(MemoryStore):
+    """A store that is gone when an outcome is to be recorded."""
+
+    def complete(self, *args: Any) -> Any:
+        raise StoreUnavailableError("gone")
+
+
+class AsyncFailing(AsyncMemoryStore):
+    async def complete(self, *args: Any) -> Any:
+        raise StoreUnavailableError("gone")
+
+
+def test_an_error_that_could_not_be_recorded_is_told_as_an_answer_is() -> None:
+    """The outcome is not known to the store, so that it is no outcome: the store's error counts."""
+    once = Once(Failing(), replay_errors=[Declined])
+
+    @once(key="key")
+    def work(key: str) -> None:
+        raise Declined(1, decimal.Decimal(1))
+
+    aonce = AsyncOnce(AsyncFailing(), replay_errors=[Declined])
+
+    @aonce(key="key")
+    async def awork(key: str) -> None:
+        raise Declined(1, decimal.Decimal(1))
+
+    for call in (lambda: work("k"), lambda: asyncio.run(awork("k"))):
+        with pytest.raises(StoreUnavailableError, match="gone") as caught:
+            call()
+        assert "The work had failed with Declined" in caught.value.__notes__[-1]

@@ -12,7 +12,7 @@ from oncekey._core.flows import Claim
 from oncekey._core.heartbeat import Beat
 from oncekey._core.notes import PendingCall
 from oncekey.abc import AsyncStore, Store
-from oncekey.errors import BackendMismatchError
+from oncekey.errors import BackendMismatchError, ClaimLostError
 from oncekey.policy import Duration
 
 __all__ = ["AsyncBlock", "Block", "OpenClaim"]
@@ -108,6 +108,15 @@ class OpenClaim:
         """Take the official outcome: another worker's, if this one was fenced off."""
         self._answer, self.replayed = result
 
+    def _settle_failed(self, instead: engine.Result | None, error: BaseException) -> None:
+        """An error that is the outcome is none where another worker's answer is recorded."""
+        if instead is not None:
+            self._settle(instead)
+            raise ClaimLostError(
+                "the block failed after another worker had taken its key over, and that one's "
+                "answer counts. If blocks often outlive their lease, raise the lease"
+            ) from error
+
     def _held(self) -> Claim:
         if self.claim is None:
             raise LookupError(
@@ -177,7 +186,8 @@ class Block(OnlySync):
         if self._token is not None:
             engine.CURRENT.reset(self._token)
         if exc is not None:
-            engine.give_up(self._store, self._job, opened.claim, exc)
+            instead = engine.give_up(self._store, self._job, opened.claim, exc)
+            opened._settle_failed(instead, exc)
         else:
             opened._settle(engine.record(self._store, self._job, opened.claim, opened.answer))
 
@@ -220,4 +230,5 @@ class AsyncBlock(OnlyAsync):
             await self._guarded.__aexit__(exc_type, exc, traceback)
         finally:
             if not isinstance(exc, GeneratorExit):  # then nothing can be awaited any more
-                await engine.agive_up(self._store, self._job, opened.claim, exc)
+                instead = await engine.agive_up(self._store, self._job, opened.claim, exc)
+                opened._settle_failed(instead, exc)

@@ -185,18 +185,39 @@ def _record(job: Job, claim: Claim, value: Any) -> Flow[Result]:
     return _official(job, found)
 
 
-def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[None]:
-    """Free the key after a failure, unless it is the outcome, or what was done is unknown."""
-    if claim.settled or claim.lost:
-        return
+def _record_failure(job: Job, claim: Claim, error: BaseException) -> Flow[Result | None]:
+    """Record an error that is the outcome. What is given counts in its place: another worker's."""
+    try:
+        if not claim.lost:
+            answer = _encode_failure(job, error)
+            if (yield from complete(claim, answer, job.plan.monotonic)):
+                return None
+        found: Record | None = yield Op("read", (job.key,))
+    except StoreError as failed:
+        if job.strict:
+            failed.add_note(f"The work had failed with {type(error).__name__}, its outcome.")
+            raise
+        _not_recorded(job, failed)
+        return None
+    try:
+        return _official(job, found)
+    except Exception as official:
+        raise official from error
+
+
+def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[Result | None]:
+    """Free the key after a failure, unless it is the outcome, or what was done is unknown.
+
+    Gives what counts in place of an error that is the outcome: that of whoever took the key over.
+    """
+    if claim.settled:
+        return None
     if job.plan.replay_errors and is_outcome(error, job.plan.replay_errors):
-        try:
-            yield from complete(claim, _encode_failure(job, error), job.plan.monotonic)
-        except StoreError as failed:
-            _not_recorded(job, failed)
-        return
+        return (yield from _record_failure(job, claim, error))
+    if claim.lost:
+        return None
     if not isinstance(error, Exception) and not job.plan.retry_safe:
-        return  # cancelled or interrupted halfway: the lease decides when another may run
+        return None  # cancelled or interrupted halfway: the lease decides when another may run
     try:
         yield from release(claim, error, job.plan.monotonic)
     except StoreError as failed:
@@ -205,6 +226,7 @@ def _give_up(job: Job, claim: Claim, error: BaseException) -> Flow[None]:
             job.operation,
             failed,
         )
+    return None
 
 
 # Straight to a store that answers at once: no reply can come late, and nobody can come between.
@@ -265,12 +287,17 @@ def record(store: Store, job: Job, claim: Claim, value: Any) -> Result:
     return run(_record(job, claim, value), store)
 
 
-def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> None:
-    """Free the key after a failure."""
+def give_up(store: Store, job: Job, claim: Claim, error: BaseException) -> Result | None:
+    """Free the key after a failure. What is given is the outcome in the error's place.
+
+    Raises:
+        ClaimLostError: The error is no outcome after all, as another worker has the key.
+        StoreError: The error is the outcome, and could not be recorded.
+    """
     claim.ended = True  # should an interrupt have come before its heartbeat was told
     if events._timers:
         ended(claim, error)
-    run(_give_up(job, claim, error), store)
+    return run(_give_up(job, claim, error), store)
 
 
 def call(
@@ -297,8 +324,10 @@ def call(
         finally:
             CURRENT.reset(token)
     except BaseException as error:
-        give_up(store, job, claim, error)
-        raise
+        instead = give_up(store, job, claim, error)
+        if instead is None:
+            raise
+        return instead
     return record(store, job, claim, value)
 
 
@@ -351,9 +380,11 @@ async def arecord(store: AsyncStore, job: Job, claim: Claim, value: Any) -> Resu
     return await uncancelled(arun(_record(job, claim, value), store))
 
 
-async def agive_up(store: AsyncStore, job: Job, claim: Claim, error: BaseException) -> None:
-    """Free the key after a failure, whatever happens to this task."""
-    await uncancelled(arun(_give_up(job, claim, error), store))
+async def agive_up(
+    store: AsyncStore, job: Job, claim: Claim, error: BaseException
+) -> Result | None:
+    """``give_up``, whatever happens to this task."""
+    return await uncancelled(arun(_give_up(job, claim, error), store))
 
 
 async def acall(
@@ -396,8 +427,10 @@ async def _arun(
     except GeneratorExit:
         raise  # thrown away with its loop: nothing can be awaited, the lease frees the key
     except BaseException as error:
-        await agive_up(store, job, claim, error)
-        raise
+        instead = await agive_up(store, job, claim, error)
+        if instead is None:
+            raise
+        return instead
     return await arecord(store, job, claim, value)
 
 
