@@ -75,7 +75,7 @@ class Policy:
         compress_above: Longer answers are compressed with zlib, where that makes them shorter.
             ``None``: none is. Versions before this one can't read such an answer.
         cache_entries: How many answers of a function this process keeps at hand to replay without
-            asking the store. 0: none.
+            asking the store, of those that it recorded and that have at most 64 KiB. 0: none.
         cache_seconds: How long it keeps them.
         replay_errors: Types of errors that are the outcome of the work: such an error is recorded,
             and raised again for later callers. Other errors free the key.

@@ -238,3 +238,99 @@ def test_not_for_transactions_and_not_negative(tmp_path: Any) -> None:
             Once(store)(key="k", transactional=True, cache_entries=5)
         with pytest.raises(PolicyError, match="cache_entries"):
             Once(store, cache_entries=-1)
+
+
+def test_a_replay_from_the_store_is_not_at_hand(clock: ManualClock) -> None:
+    """When its record ends is not known: at hand, it would outlive it."""
+    store = Counting(clock=clock)
+    runs = []
+
+    def made() -> Any:
+        @Once(store, ttl=2)(key="k", name="work", cache_entries=9)
+        def work(k: str) -> int:
+            runs.append(k)
+            return len(runs)
+
+        return work
+
+    first, other = made(), made()
+    assert first("a") == 1
+    clock.advance(1.9)
+    assert other("a") == other("a") == 1
+    clock.advance(0.2)
+    assert other("a") == 2
+
+
+def test_a_sticky_record_is_at_hand_for_half_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time runs from the first claim: the work may have used it up, or an earlier attempt."""
+    now = [100.0]
+    monkeypatch.setattr(
+        at_hand, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])})
+    )
+    store = Counting()
+    slow = [8.0]
+
+    @Once(store, ttl=10, sticky=True)(key="k", cache_entries=9)
+    def work(k: str) -> int:
+        claim = current_claim()
+        monotonic = claim.monotonic
+        claim.monotonic = lambda: monotonic() + slow[0]
+        if k == "again" and claim.attempts == 1:
+            raise ValueError("first")
+        return 1
+
+    work("a")
+    now[0] += 0.9
+    work("a")
+    assert store.claims == 1
+    now[0] += 0.2
+    work("a")
+    assert store.claims == 2
+    slow[0] = 10.0
+    for _ in range(2):
+        work("b")
+    assert store.claims == 4
+    slow[0] = 0.0
+    with pytest.raises(ValueError, match="first"):
+        work("again")
+    for _ in range(2):
+        work("again")
+    assert store.claims == 7
+
+
+def test_what_is_at_hand_is_what_was_recorded() -> None:
+    """An answer that is changed while it is recorded is not encoded again."""
+    shared = {"total": 1}
+
+    class Slow(AsyncCounting):
+        async def complete(self, *args: Any) -> Any:
+            held = await super().complete(*args)
+            shared["total"] = 999
+            return held
+
+    @AsyncOnce(Slow())(key="k", cache_entries=9)
+    async def work(k: str) -> dict[str, int]:
+        return shared
+
+    async def twice() -> Any:
+        await work("a")
+        return await work("a")
+
+    assert asyncio.run(twice()) == {"total": 1}
+
+
+def test_a_long_answer_is_left_to_the_store() -> None:
+    """What is at hand has at most 64 KiB, so that a number of them bounds the memory."""
+    store = Counting()
+
+    @Once(store)(key="length", cache_entries=9)
+    def work(length: int) -> str:
+        return "x" * length
+
+    for length, claims in ((65_533, 1), (65_534, 2)):  # and two quotes, and how it is encoded
+        store.claims = 0
+        for _ in range(2):
+            assert len(work(length)) == length
+        assert store.claims == claims

@@ -10,6 +10,7 @@ from tests.http.doors import JSON, Calls, Handled
 
 from oncekey import current_claim
 from oncekey._core import at_hand
+from oncekey.instrument import EventKind, subscribe
 from oncekey.testing import ManualClock
 
 BODY = b'"%b"' % (b"the same again " * 1000)
@@ -61,3 +62,40 @@ def test_what_is_at_hand_ends_with_it(
     assert door.post().replayed
     now[0] += 0.2
     assert not door.post().replayed
+
+
+def test_a_replay_of_the_store_is_not_at_hand(make: Make, store: Any, clock: ManualClock) -> None:
+    """When its record ends is not known: another process would replay it past its end."""
+
+    def handler(body: bytes) -> Handled:
+        current_claim().ttl = 10
+        return 201, [JSON], b"1"
+
+    calls = Calls(handler)
+    doors = [make(calls, store, ttl=3600, cache_entries=9) for _ in range(2)]
+    doors[0].post()
+    clock.advance(9)
+    assert doors[1].post().replayed
+    clock.advance(2)
+    assert not doors[1].post().replayed
+
+
+def test_replays_at_hand_are_told(make: Make, store: Any) -> None:
+    """A replay that the store knows nothing of is an event as any other: metrics count them."""
+    door = make(Calls(lambda _: (201, [JSON], b"1")), store, cache_entries=9)
+    seen: list[tuple[EventKind, str]] = []
+    with subscribe(lambda event: seen.append((event.kind, event.operation))):
+        for _ in range(3):
+            door.post()
+    replays = [one for one in seen if one[0] is EventKind.REPLAY]
+    assert replays == [(EventKind.REPLAY, "POST")] * 2
+
+
+def test_long_answers_are_not_at_hand(make: Make, store: Any, clock: ManualClock) -> None:
+    """Over 64 KiB the store is asked, so that their number bounds their memory."""
+    for length, run_again in ((60_000, False), (66_000, True)):
+        calls = Calls(lambda _, length=length: (201, [JSON], b"1" * length))
+        door = make(calls, store, ttl=60, cache_entries=9)
+        door.post(str(length))
+        clock.advance(61)  # gone from the store, and there by this process's own clock
+        assert door.post(str(length)).replayed is not run_again

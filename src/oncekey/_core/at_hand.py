@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from oncekey._core.call import Job, Result
+from oncekey._core.codec import Codec
 from oncekey._core.flows import CURRENT, Claim
-from oncekey.errors import UnsupportedAnswerError
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.models import Key
 from oncekey.policy import Duration, milliseconds
@@ -17,6 +17,9 @@ from oncekey.policy import Duration, milliseconds
 __all__ = ["FunctionAnswers", "LocalAnswers", "acached", "cached"]
 
 A = TypeVar("A")
+
+LARGEST: Final = 65_536
+"""Of an answer at hand, in bytes: what bounds their number bounds their memory, too."""
 
 
 class LocalAnswers(Generic[A]):
@@ -44,15 +47,29 @@ class LocalAnswers(Generic[A]):
             return None
         return found[1]
 
-    def put(self, job: Job, answer: A, ttl: float | None = None) -> None:
-        """Keep a recorded answer at hand; no longer than half of its own ``ttl``, in seconds."""
+    def put(self, job: Job, answer: A, size: int, claim: Claim | None) -> None:
+        """Keep an answer of so many bytes at hand that was recorded under ``claim``.
+
+        For half of what is left of its record at most. Only then is its end known: a replay from
+        the store does not say when it ends, and an answer that was not recorded is none.
+        """
+        if claim is None or not claim.settled or claim.lost or size > LARGEST:
+            return
+        terms = claim.terms
+        left = terms.ttl_ms / 1000
+        if terms.sticky:  # its time runs from the first claim of the key
+            if claim.attempts > 1:
+                return
+            left -= claim.monotonic() - claim.started
+        lasts = min(self._lasts, left / 2)
+        if lasts <= 0:
+            return
         while len(self._found) >= self._most:
             try:
                 self._found.popitem(last=False)
             except KeyError:  # another thread was faster
                 break
         name = (job.key.scope.prefix, job.key.name, job.fingerprint)
-        lasts = self._lasts if ttl is None else min(self._lasts, ttl / 2)
         self._found[name] = (time.monotonic() + lasts, answer)
 
 
@@ -66,29 +83,48 @@ class FunctionAnswers(LocalAnswers[bytes]):
             emit(EventKind.REPLAY, job.key, job.operation)
         return raw
 
-    def keep(self, job: Job, result: Result, claim: Claim | None) -> None:
-        """Keep what a call gave that is over, of the claim that it had, if it had one."""
-        try:
-            raw = job.codec.encode(result.value)
-        except UnsupportedAnswerError:
-            return  # it can't be replayed from the store either
-        if len(raw) <= max(job.plan.max_answer_bytes, job.plan.pack_up_to):
-            self.put(job, raw, None if claim is None else claim.ttl)
+    def keep(self, job: Job, noted: _Noting) -> None:
+        """Keep what a call recorded that is over."""
+        raw = noted.raw
+        if raw is not None and len(raw) <= max(job.plan.max_answer_bytes, job.plan.pack_up_to):
+            self.put(job, raw, len(raw), noted.claim)
 
 
-class _Noting:
-    """A function that remembers the claim that it ran under."""
+class _Noting(Codec):
+    """A function that remembers the claim that it ran under, and what was recorded of its answer.
 
-    __slots__ = ("claim", "function")
+    Not what its answer would be encoded to later: it may be changed by then.
+    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, job: Job, function: Callable[..., Any]) -> None:
+        self._codec = job.codec
+        self.checked = job.codec.checked
         self.function = function
         self.claim: Claim | None = None
+        self.raw: bytes | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it: what it gives may have to be awaited."""
         self.claim = CURRENT.get(None)
         return self.function(*args, **kwargs)
+
+    def check(self) -> None:
+        """See ``Codec``."""
+        self._codec.check()
+
+    def encode(self, value: Any) -> bytes:
+        """See ``Codec``."""
+        self.raw = self._codec.encode(value)
+        return self.raw
+
+    def decode(self, raw: bytes) -> Any:
+        """See ``Codec``."""
+        return self._codec.decode(raw)
+
+
+def _noting(job: Job, function: Callable[..., Any]) -> tuple[Job, _Noting]:
+    noting = _Noting(job, function)
+    return job._replace(codec=noting), noting
 
 
 def cached(run: Callable[..., Any], answers: FunctionAnswers) -> Callable[..., Result]:
@@ -98,9 +134,10 @@ def cached(run: Callable[..., Any], answers: FunctionAnswers) -> Callable[..., R
         raw = answers.found(job)
         if raw is not None:
             return Result(job.codec.decode(raw), True)
-        noting = _Noting(function)
-        result: Result = run(job, noting, args, kwargs)
-        answers.keep(job, result, noting.claim)
+        noted, noting = _noting(job, function)
+        result: Result = run(noted, noting, args, kwargs)
+        if not result.replayed:
+            answers.keep(job, noting)
         return result
 
     return at_hand
@@ -113,9 +150,10 @@ def acached(run: Callable[..., Any], answers: FunctionAnswers) -> Callable[..., 
         raw = answers.found(job)
         if raw is not None:
             return Result(job.codec.decode(raw), True)
-        noting = _Noting(function)
-        result: Result = await run(job, noting, args, kwargs)
-        answers.keep(job, result, noting.claim)
+        noted, noting = _noting(job, function)
+        result: Result = await run(noted, noting, args, kwargs)
+        if not result.replayed:
+            answers.keep(job, noting)
         return result
 
     return at_hand

@@ -148,6 +148,8 @@ class IdempotencyMiddleware:
         if mark is not None:
             local, store = rules.local, self.store
             if local is not None and (at_hand := local.get(key, mark)) is not None:
+                if events._listeners:
+                    rules.tell(key, scope["method"])
                 return rules.replay(at_hand, scope)
             straight = store.at_once
             if straight is not None and not events._listeners and rules.limits.wait(key) is None:
@@ -155,7 +157,7 @@ class IdempotencyMiddleware:
                 now = plan.monotonic()
                 try:
                     reply = straight.claim(key, owner, mark, plan.claiming or plan.terms)
-                    if reply.verdict is _REPLAY and local is None:
+                    if reply.verdict is _REPLAY:
                         return rules.replayed(reply.answer, scope)
                 except OncekeyError as error:
                     raise rules.failure(error) from None
@@ -300,10 +302,9 @@ class ASGIExchange(Exchange):
         self.job, rules = job, self.rules
         if self.given:
             self.body = b""
-        if rules.local is not None:
-            at_hand = rules.local.get(job.key, job.fingerprint)
-            if at_hand is not None:
-                return rules.replay(at_hand, self.source)
+        at_hand = rules.at_hand(job.key, job.fingerprint, job.operation, self.source)
+        if at_hand is not None:
+            return at_hand
         try:
             if rules.limits.wait(job.key) is not None:
                 await arun(rules.limits.check(job), self.store)

@@ -96,10 +96,8 @@ class _Work:
 
     def at_hand(self, key: str, owner: Scope, body: bytes) -> Answer | None:
         """Know what is to be done once; or give the answer, where this process has it."""
-        self.job = self.rules.job(key, owner, self.facts, body)
-        local = self.rules.local
-        found = None if local is None else local.get(self.job.key, self.job.fingerprint)
-        return None if found is None else self.rules.replay(found, self.facts.source)
+        self.job = job = self.rules.job(key, owner, self.facts, body)
+        return self.rules.at_hand(job.key, job.fingerprint, job.operation, self.facts.source)
 
     def __call__(self) -> Answer | None:
         self.claim = CURRENT.get()

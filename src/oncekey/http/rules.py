@@ -37,6 +37,8 @@ from oncekey.http.fingerprint import fingerprint, json_head
 from oncekey.http.header import KeyReader, is_plain_key, key_format, read_key
 from oncekey.http.problems import Refusal, problem
 from oncekey.http.settings import NEVER_STORED, STORED_HEADERS, Settings
+from oncekey.instrument import events
+from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, Key, Scope
 from oncekey.policy import check_names
 
@@ -216,6 +218,19 @@ class Rules:
             self._heads[place] = head
         return head
 
+    def at_hand(self, key: Key, mark: bytes, operation: str, source: Any) -> Answer | None:
+        """The answer to a retry, where this process has it."""
+        found = None if self.local is None else self.local.get(key, mark)
+        if found is None:
+            return None
+        self.tell(key, operation)
+        return self.replay(found, source)
+
+    def tell(self, key: Key, operation: str) -> None:
+        """Tell of a replay that the store knows nothing of, as of any other."""
+        if events._listeners:
+            emit(EventKind.REPLAY, key, operation)
+
     def opened(self, job: Job, claim: Claim | ClaimReply, source: Any) -> Claim | Answer:
         """The right to run, or what to answer instead to the framework's request.
 
@@ -225,10 +240,7 @@ class Rules:
         if type(claim) is Claim:
             self.limits.count(claim)
             return claim
-        answer: Answer = job.replay(claim)  # type: ignore[arg-type]
-        if self.local is not None:
-            self.local.put(job, answer)
-        return self.replay(answer, source)
+        return self.replay(job.replay(claim), source)  # type: ignore[arg-type]
 
     # After it
 
@@ -277,11 +289,12 @@ class Rules:
         claim: Claim | None = None,
     ) -> Answer | None:
         """What to answer instead, once the outcome is recorded; ``None``: what was kept."""
-        answer: Answer | None = result.value if result.replayed else kept
-        if answer is not None and self.local is not None:
-            self.local.put(job, answer, None if claim is None else claim.ttl)
-        # If it is a replay, another worker's outcome counts.
-        return self.replay(result.value, source) if result.replayed else None
+        if result.replayed:  # another worker's outcome counts
+            return self.replay(result.value, source)
+        if kept is not None and self.local is not None:
+            size = sum(len(name) + len(value) for name, value in kept.headers)
+            self.local.put(job, kept, size + len(kept.body or b""), claim)
+        return None
 
     def replayed(self, raw: bytes | None, source: Any) -> Answer:
         """A stored answer, as the store has it, as it goes to a retry.

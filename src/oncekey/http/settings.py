@@ -122,7 +122,7 @@ class Settings:
         honor_no_store: Keep only status and headers of an answer with ``Cache-Control: no-store``.
         redact: Called with an answer, gives the one to store in its place.
         cache_entries: How many answers this process keeps at hand to replay without asking the
-            store. 0: none.
+            store, of those that it recorded and that have at most 64 KiB. 0: none.
         cache_seconds: How long it keeps them.
         replay_header: The name of the header, with the value ``true``, that tells a replay from a
             first answer. ``None``: replays look like first answers.

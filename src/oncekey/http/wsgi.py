@@ -104,11 +104,9 @@ class IdempotencyMiddleware:
         owner = identify(rules, self.store, facts)
         body = wsgi_body(facts.source, rules.settings.max_body_bytes, rules.body_seconds)
         job = rules.job(key, owner, facts, body)
-        if (
-            rules.local is not None
-            and (at_hand := rules.local.get(job.key, job.fingerprint)) is not None
-        ):
-            return rules.replay(at_hand, facts.source)
+        at_hand = rules.at_hand(job.key, job.fingerprint, job.operation, facts.source)
+        if at_hand is not None:
+            return at_hand
         try:
             if rules.limits.wait(job.key) is not None:
                 run(rules.limits.check(job), self.store)
