@@ -346,3 +346,60 @@ def test_no_client_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+class Declined(Exception):
+    """An outcome of the work."""
+
+
+class Held(Declined):
+    """One that can't be kept, so that it can't be raised again."""
+
+    def __init__(self) -> None:
+        super().__init__(object())
+
+
+@pytest.mark.parametrize("error", [Declined("no"), Held()])
+async def test_a_declared_error_is_final(side: Side, error: Exception) -> None:
+    """It is a dead letter, and so is each copy of it, of which none runs."""
+    queue, ran, dead = Queue(), [], []
+
+    def function(message: Message) -> None:
+        ran.append(message.id)
+        raise error
+
+    declared: Any = {"replay_errors": [Declined], "max_attempts": 5}
+    take = side.consumer(queue, function, **declared)
+    assert [await take("m-1", b"{}") for _ in range(3)] == [Outcome.DEAD] * 3
+    assert (ran, queue.told) == (["m-1"], ["reject"] * 3)
+    told: Any = lambda message, error: dead.append(type(error))  # noqa: E731
+    take = side.consumer(Counting(), function, dead_letter=told, **declared)
+    assert await take("m-2", b"{}") == Outcome.DEAD
+    assert dead == [type(error)]
+
+
+async def test_an_outcome_whose_type_is_declared_no_more_is_final(side: Side) -> None:
+    """A copy of it can't be told its error, and is no poison message for that."""
+    queue = Queue()
+
+    def function(message: Message) -> None:
+        raise Declined("no")
+
+    await side.consumer(queue, function, replay_errors=[Declined])("m-1", b"{}")
+    assert await side.consumer(queue, function)("m-1", b"{}") == Outcome.DEAD
+
+
+async def test_a_copy_needs_no_answer(side: Side) -> None:
+    """A policy that keeps no answers makes no poison messages either."""
+    queue = Queue()
+    take = side.consumer(queue, lambda message: None, max_answer_bytes=0)
+    assert [await take("m-1", b"{}") for _ in range(2)] == [Outcome.DONE, Outcome.DUPLICATE]
+
+
+def test_options_that_are_not_for_transactions_are_refused(tmp_path: pathlib.Path) -> None:
+    """As by every other guard with ``transactional``."""
+    with SQLiteStore(tmp_path / "a.db") as store:
+        for wrong in ({"replay_errors": [Declined]}, {"cache_entries": 5}):
+            options: Any = wrong
+            with pytest.raises(PolicyError, match="not for transactions"):
+                idempotent(Once(store), Queue(), transactional=True, **options)

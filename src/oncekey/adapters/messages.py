@@ -21,7 +21,8 @@ dies loses nothing. It gives an ``Outcome``, and does what that says:
 * a copy of a message that is done is acknowledged, without running;
 * a copy of one that another worker has in hand is given back, for later;
 * one whose function fails is given back, with the error logged, and runs again; after
-  ``max_attempts``, or a ``PermanentError``, it is a dead letter;
+  ``max_attempts``, or a ``PermanentError``, it is a dead letter; so it is, and each copy of it,
+  after an error that ``replay_errors`` names;
 * one that can't be run (the key was used with another body, or there is no key) is a dead letter.
 
 The brokers' clients are passed in by you; none is imported here.
@@ -40,6 +41,7 @@ from typing import Any, Final, Literal, Unpack
 from oncekey._core.call import CURRENT, Job
 from oncekey._core.codec import Codec
 from oncekey._core.drive import adrive, drive
+from oncekey._core.failures import is_outcome
 from oncekey._core.fingerprint import fingerprint
 from oncekey.adapters._brokers import (
     Broker,
@@ -54,6 +56,7 @@ from oncekey.adapters._brokers import (
     sqs,
 )
 from oncekey.errors import (
+    AnswerOmittedError,
     BackendMismatchError,
     IdempotencyConflictError,
     IdempotencyExpiredError,
@@ -63,6 +66,7 @@ from oncekey.errors import (
     PolicyError,
     StoreConfigError,
     StoreError,
+    UnsupportedAnswerError,
 )
 from oncekey.guard import AsyncOnce, Once
 from oncekey.models import Key
@@ -136,16 +140,17 @@ def idempotent(
         transactional: Run the function in a transaction of the store's database: its writes and the
             mark commit together. It writes on ``current_transaction().connection``.
         on: Where that transaction is, if not on the store's own connections.
-        **options: Options of ``Policy``. ``wait`` is 0 here, unless it is given.
+        **options: Options of ``Policy``. ``wait`` is 0 here, unless it is given. An error of
+            ``replay_errors`` is final: the message does not run again.
 
     Raises:
-        PolicyError: An option can't work.
+        PolicyError: An option can't work, or is not for transactions.
         BackendMismatchError: A coroutine function with ``Once``, or another one with ``AsyncOnce``.
         TransactionRefusedError: ``transactional``, and the store has no transactions.
     """
     _check(broker, refused, dead_letter, max_attempts, retry_seconds)
-    run = once.runner(transactional, on)
     options = {"wait": 0, **options}
+    run = once.runner(transactional, on, options)
 
     def decorate(function: Callable[[Message], Any]) -> Callable[..., Any]:
         binding = once.bind(function, lambda message: message.id, (), options, name)
@@ -231,6 +236,8 @@ class _Consumer:
     ) -> None:
         self.broker = broker
         self.binding = binding
+        self.codec = Codec(Any)  # what the function returns is not kept, whatever it is
+        self.codec.errors = binding.codec.errors
         self.run = run
         self.function = function
         self.refused = refused
@@ -257,7 +264,7 @@ class _Consumer:
             binding.job((message,), {})  # which says so
         key = Key(binding.scope, self.broker.key(message))
         body = fingerprint(message.body)
-        return Job(key, body, binding.plan, Codec(Any), binding.operation)
+        return Job(key, body, binding.plan, self.codec, binding.operation)
 
     def flow(
         self, delivery: tuple[Any, ...], attempt: type[_Attempt]
@@ -284,7 +291,10 @@ class _Consumer:
                     return Outcome.IN_FLIGHT
                 if isinstance(error, (IdempotencyConflictError, IdempotencyExpiredError)):
                     return (yield from self._refuse(message, error))
-                if not isinstance(error, (StoreError, _Poison)):
+                if isinstance(error, AnswerOmittedError) and not job.plan.replay_errors:
+                    yield from _each(broker.ack(message))  # it is done, and nobody wants an answer
+                    return Outcome.DUPLICATE
+                if not isinstance(error, (StoreError, _Poison)) and not _final(job, error, work):
                     raise  # the caller's mistake, not the message's
             return (yield from self._fail(message, job, error, work))
         yield from _each(broker.ack(message))
@@ -295,7 +305,7 @@ class _Consumer:
     ) -> Generator[Step, Any, Outcome]:
         limit, count = self.max_attempts, work.attempts
         spent = work.begun and limit is not None and count is not None and count >= limit
-        dead = spent or isinstance(error, PermanentError)
+        dead = spent or _final(job, error, work)
         logger.error(
             "%s failed for a message of %s (key %s, attempt %s): %s",
             job.operation,
@@ -344,6 +354,16 @@ class _Consumer:
         else:
             yield from _each(broker.retry(message, self.retry_seconds))
         return True
+
+
+def _final(job: Job, error: Exception, work: _Attempt) -> bool:
+    """Whether no other attempt would end otherwise: by its own word, or as it is the outcome.
+
+    An outcome that can't be raised again, which copies are told by other errors, is one too.
+    """
+    if isinstance(error, PermanentError) or is_outcome(error, job.plan.replay_errors):
+        return True
+    return not work.begun and isinstance(error, (AnswerOmittedError, UnsupportedAnswerError))
 
 
 def _each(steps: list[Step]) -> Generator[Step, Any, None]:
