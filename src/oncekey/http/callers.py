@@ -304,6 +304,7 @@ def by_header(name: str) -> Callable[[Any], bytes | None]:
         # A digest, since a token may be longer than a scope.
         return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest() if value else None
 
+    vars(scope)["header"] = name  # for a proxy, which must pass it on
     return scope
 
 

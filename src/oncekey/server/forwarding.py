@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -37,6 +37,12 @@ FORWARDED: Final = frozenset((
     b"x-forwarded-port", b"x-real-ip",
 ))  # fmt: skip
 _BODILESS: Final = (204, 304)
+# What a client's ``Connection`` can't take away: by these it is decided here who calls, and what.
+_NEEDED: Final = frozenset((
+    b"authorization", b"cookie", b"content-encoding", b"content-length", b"content-type", b"host",
+))  # fmt: skip
+_LENGTH: Final = frozenset((b"content-length",))
+_DECODED: Final = 4  # how often a path is decoded to see whether it climbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +73,20 @@ class Upstream:
         usual = 443 if self.scheme == "https" else 80
         return name if self.port == usual else f"{name}:{self.port}"
 
-    def request_fields(self, fields: Sequence[Field], client: str, scheme: str) -> list[Field]:
+    def request_fields(
+        self,
+        fields: Sequence[Field],
+        client: str,
+        scheme: str,
+        needed: frozenset[bytes] = _NEEDED,
+    ) -> list[Field]:
         """The header of a request as the upstream gets it.
 
         Args:
             fields: As the client sent it, names in lower case.
             client: The address of who is connected.
             scheme: How: ``http`` or ``https``.
+            needed: The names that ``Connection`` can't take away.
         """
         given: dict[bytes, bytes] = {}
         for name, value in fields:
@@ -81,7 +94,7 @@ class Upstream:
                 given[name] = given[name] + b", " + value if name in given else value
         chunked = any(name == b"transfer-encoding" for name, _ in fields)
         changed = FORWARDED | {b"host", b"expect"} | ({b"content-length"} if chunked else set())
-        kept = [one for one in _end_to_end(fields) if one[0] not in changed]
+        kept = [one for one in _end_to_end(fields, needed) if one[0] not in changed]
         host = given.get(b"host", b"")
         told = given if self.trust_forwarded else {}
         before = told.get(b"x-forwarded-for")
@@ -117,6 +130,16 @@ class ProxyRules:
     connect_seconds: float = 10.0
     answer_seconds: float = 60.0
     part: bool = False
+    _needed: frozenset[bytes] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = (self.header.header, getattr(self.header.scope, "header", ""))
+        needed = _NEEDED | {name.lower().encode() for name in names if name}
+        object.__setattr__(self, "_needed", needed)
+
+    def request_fields(self, fields: Sequence[Field], client: str, scheme: str) -> list[Field]:
+        """The header of a request as the upstream gets it: with all by which it was judged here."""
+        return self.upstream.request_fields(fields, client, scheme, self._needed)
 
     def refuses(self, path: bytes) -> bool:
         """Whether a path leads out of what is for callers."""
@@ -160,9 +183,17 @@ def header_settings(
 def climbs(path: bytes) -> bool:
     """Whether a path has ``..`` in it, however it is written.
 
-    An upstream that resolves it leaves the part of its site that requests were to go to.
+    An upstream that resolves it leaves the part of its site that requests were to go to. Some cut
+    parameters off before that (``..;a=b``), and some decode twice (``%252e``).
     """
-    return b".." in re.split(rb"[/\\]", unquote_to_bytes(path.partition(b"?")[0]))
+    text = path.partition(b"?")[0]
+    for _ in range(_DECODED):
+        before, text = text, unquote_to_bytes(re.sub(rb"%(?:25)+", b"%", text))
+        if any(part.partition(b";")[0] == b".." for part in re.split(rb"[/\\]", text)):
+            return True
+        if text == before:
+            return False
+    return True  # nobody encodes a path so often to be understood
 
 
 def upstream_at(
@@ -198,15 +229,18 @@ def answer_fields(status: int, fields: Iterable[Field]) -> list[Field]:
     return kept
 
 
-def _end_to_end(fields: Sequence[Field]) -> list[Field]:
-    """Without what is about one connection, and what ``Connection`` names as such."""
+def _end_to_end(fields: Sequence[Field], needed: frozenset[bytes] = _LENGTH) -> list[Field]:
+    """Without what is about one connection, and what ``Connection`` names as such.
+
+    But with what is ``needed``, whatever it names: how long the body is stays true.
+    """
     named = {
         token.strip().lower()
         for name, value in fields
         if name == b"connection"
         for token in value.split(b",")
     }
-    dropped = (HOP_BY_HOP | named) - {b"content-length"}  # how long the body is stays true
+    dropped = HOP_BY_HOP | (named - needed)
     return [one for one in fields if one[0] not in dropped]
 
 

@@ -164,7 +164,7 @@ class _Forwarder:
             "url": URL(target, encoded=True),
             "headers": [
                 (name.decode("ascii"), value.decode("utf-8"))
-                for name, value in to.request_fields(fields, client, scope["scheme"])
+                for name, value in self._rules.request_fields(fields, client, scope["scheme"])
             ],
             "data": upload.chunks() if bodied else None,
             "allow_redirects": False,

@@ -114,7 +114,7 @@ def _way(find: FindWay, line: bytes, fields: list[Field]) -> Way:
 def _request(way: Way, fields: list[Field], client: str) -> bytes:
     """The handshake as the upstream gets it."""
     to = way.rules.upstream
-    kept = to.request_fields(fields, client, "http")
+    kept = way.rules.request_fields(fields, client, "http")
     kept += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
     return b"GET " + to.path.encode() + way.target + b" HTTP/1.1\r\n" + _lines(kept)
 
@@ -129,12 +129,17 @@ async def _agreed(head: bytes, back: asyncio.StreamReader) -> None:
     """
     line, fields = _parsed(head)
     code = line.split(b" ", 2)[1:2]
-    status = int(code[0]) if code and code[0].isdigit() else 502
+    status = _number(code[0], 599) if code and code[0].isdigit() else 502
     if status == 101:
         return
     length = dict(fields).get(b"content-length", b"0")
-    body = await back.readexactly(min(int(length), HEAD_MOST)) if length.isdigit() else b""
+    body = await back.readexactly(_number(length, HEAD_MOST)) if length.isdigit() else b""
     raise _RefusedError(Answer(status, tuple(answer_fields(status, fields)), body))
+
+
+def _number(digits: bytes, most: int) -> int:
+    """A number that a peer wrote, however long, or ``most`` if that is less."""
+    return min(int(digits.lstrip(b"0")[:20] or b"0"), most)
 
 
 def _parsed(head: bytes) -> tuple[bytes, list[Field]]:
