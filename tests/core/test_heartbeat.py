@@ -7,6 +7,7 @@ the store's own clock stands still there: a slow machine delays those tests and 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tests.core.seeded_loop import SeededLoop, run_seeded, virtual_plans
 
 from oncekey import (
@@ -27,12 +30,14 @@ from oncekey import (
     StoreError,
 )
 from oncekey._core import transitions
-from oncekey._core.flows import Plan
+from oncekey._core.flows import Plan, won
+from oncekey._core.heartbeat import AsyncBeat
 from oncekey.abc import Store
 from oncekey.errors import StoreUnavailableError
 from oncekey.guard import current_claim
 from oncekey.instrument import Event, subscribe
-from oncekey.models import ClaimReply, Key, Scope, State, Terms
+from oncekey.models import ClaimReply, ClaimVerdict, Key, Scope, State, Terms
+from oncekey.policy import Policy
 from oncekey.stores._batching import Job
 from oncekey.testing import ManualClock
 
@@ -411,6 +416,120 @@ def test_a_cancellation_from_outside_stays_one() -> None:
     assert set(endings) == {True, False}, "both orders must be among the seeds"
 
 
+# Out of order
+
+
+class Told(MemoryBackend):
+    """Fails a test in which a renewal comes when its lease is over; its replies take their time."""
+
+    def __init__(self, loop: SeededLoop, takes: list[float]) -> None:
+        super().__init__(clock=loop.epoch)
+        self.loop = loop
+        self.takes = itertools.cycle(takes)
+        self.ends: dict[bytes, float] = {}  # by owner: when its lease ends
+        self.renewals = 0
+
+    async def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
+        now = self.loop.time()
+        assert now < self.ends[owner], "a copy may have taken over from a worker that lives"
+        self.ends[owner] = now + LEASE
+        self.renewals += 1
+        await asyncio.sleep(next(self.takes))
+        return True
+
+
+async def hold(
+    store: Told, plan: Plan, owner: bytes, sent: float, took: float, runs: float
+) -> None:
+    """Claim, and run for a while."""
+    await asyncio.sleep(sent)
+    claim = won(KEY, owner, WON, plan, "", store.loop.time(), store)
+    store.ends[owner] = store.loop.time() + LEASE
+    await asyncio.sleep(took)
+    beat = AsyncBeat(store, claim, plan)
+    beat.start()
+    await asyncio.sleep(runs)
+    beat.stop()
+    assert store.loop.time() < store.ends.pop(owner), "its lease ended while it ran"
+    assert not claim.lost
+
+
+WON = ClaimReply(ClaimVerdict.WON, 1, 30_000, 1, None)
+REPLIES = st.floats(0, LEASE * 0.9)  # a claim whose reply took longer is renewed before it starts
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 1000),
+    claims=st.lists(
+        st.tuples(st.floats(0, 2 * LEASE), REPLIES, st.floats(0, 4 * LEASE)), min_size=1, max_size=8
+    ),
+    takes=st.lists(st.floats(0, LEASE * 0.3), min_size=1, max_size=4),
+)
+@example(seed=0, claims=[(0.0, 24.0, 45.0), (23.4, 0.0, 45.0)], takes=[0.0])
+def test_claims_in_any_order_are_renewed_in_time(
+    seed: int, claims: list[tuple[float, float, float]], takes: list[float]
+) -> None:
+    """However long replies take, each lease is renewed before it ends."""
+
+    async def main(loop: SeededLoop) -> None:
+        store = Told(loop, takes)
+        plan = replace(Plan.of(Policy(lease=LEASE)), monotonic=loop.time)
+        holders = [hold(store, plan, b"%d" % n, *one) for n, one in enumerate(claims)]
+        await asyncio.gather(*holders)
+        seen = store.renewals
+        await asyncio.sleep(LEASE)
+        assert store.renewals == seen, "nothing is renewed after its handler"
+
+    run_seeded(seed, main)
+
+
+def test_claims_in_order_share_one_timer() -> None:
+    """Also if their replies pass each other by a moment: a call then costs no timer of its own."""
+
+    async def main(loop: SeededLoop) -> None:
+        store = Told(loop, [0.0])
+        plan = replace(Plan.of(Policy(lease=LEASE)), monotonic=loop.time)
+        took = [0.9, 0.0, 0.5, 0.3, 0.2, 0.8, 0.0, 0.1]
+        holders = [hold(store, plan, b"%d" % n, n / 10, t, 9) for n, t in enumerate(took)]
+        tasks = [loop.create_task(holder) for holder in holders]
+        await asyncio.sleep(2)
+        timers = [timer for _, _, timer in loop._timers if not timer.cancelled()]
+        assert len(timers) == len(tasks) + 1, "one beside those that the handlers sleep with"
+        await asyncio.gather(*tasks)
+
+    run_seeded(1, main)
+
+
+@virtual
+def test_a_handler_that_outlives_its_cancellation_keeps_its_lease() -> None:
+    """Cancelling every task of a loop, as a shutdown does, cuts a renewal off but not the rest."""
+
+    async def main(loop: SeededLoop) -> None:
+        store = Watched(loop)
+        store.renewal_takes = [1.0]
+
+        @AsyncOnce(store, scope="beat", lease=LEASE)(key="name", name=None)
+        async def work(name: str) -> str:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                await asyncio.sleep(3 * LEASE)  # puts things in order
+            return "mine"
+
+        task = loop.create_task(work("k"))
+        await asyncio.sleep(10.5)  # a renewal is under way
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+        for _ in range(8):
+            await asyncio.sleep(LEASE / 3)
+            assert (await MemoryBackend.claim(store, KEY, b"copy", b"", TERMS)).verdict != "won"
+        await asyncio.wait([task])
+
+    for seed in SEEDS:
+        run_seeded(seed, main)
+
+
 # Late
 
 
@@ -622,7 +741,7 @@ class Beating(MemoryStore):
         super().__init__(clock=clock)
         self._seen = threading.Condition()
         self.renewals = 0
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
         self.refused = threading.Event()
 
     def renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> bool:
@@ -804,6 +923,24 @@ def test_failed_sync_renewals_are_tried_again() -> None:
         assert work("k") == "mine"
     failures = [event.error for event in events if event.kind == "store_error"]
     assert failures == ["StoreUnavailableError", "OSError"]
+
+
+def test_nothing_that_a_store_raises_ends_the_heartbeat() -> None:
+    """A store that would end its thread, with ``SystemExit`` say, is asked again."""
+
+    class Killed(BaseException):
+        """No ``Exception``."""
+
+    store = Beating(ManualClock())
+    store.errors = [SystemExit(1), Killed()]
+
+    @Once(store, scope="beat", lease=1.5)(key="name", name=None)
+    def work(name: str) -> str:
+        store.wait_for(4)
+        return "mine"
+
+    assert work("k") == "mine"
+    assert not store.errors
 
 
 @pytest.mark.parametrize("form", ["decorator", "guard"])

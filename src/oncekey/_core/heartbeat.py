@@ -29,6 +29,7 @@ __all__ = ["AsyncBeat", "Beat"]
 
 IDLE_SECONDS = 30.0  # a heart with nothing to do ends its thread after this
 MAX_THREADS = 512  # of one heart; a round trip carries as many renewals
+MOMENT = 0.1  # of the time between two renewals: claims that come out of order by less are in order
 MAX_NEW = 1024  # calls that come before a thread looks which of them have ended
 
 
@@ -67,7 +68,7 @@ class _Schedule:
         self.due = sent + self.every
         return True
 
-    def failed(self, error: Exception) -> bool:
+    def failed(self, error: BaseException) -> bool:
         """The store could not be asked. True: try again soon; after the lease the claim is lost."""
         emit(EventKind.STORE_ERROR, self.claim.key, "renew", error=type(error).__name__)
         now = self.plan.monotonic()
@@ -133,7 +134,7 @@ class _Heart:
         sent = schedule.plan.monotonic()
         try:
             return schedule.renewed(run(renew(schedule.claim), store), sent)
-        except Exception as error:  # noqa: BLE001 - one bad store must not end the thread
+        except BaseException as error:  # noqa: BLE001 - whatever it is must not end the thread
             return schedule.failed(error)
 
     def _next(self, working: bool) -> _Schedule | None:
@@ -255,42 +256,56 @@ class Beat:
 class _LoopHeart:
     """Renews the claims of one event loop that have the same lease.
 
-    Such claims are due in the order in which they came, so that one timer, for the oldest of them,
-    serves all: beginning and ending a call costs no timer of its own.
+    Such claims are due in the order in which they were sent, which is nearly always the one in
+    which they come: so one timer, for the oldest of them, serves all, and beginning and ending a
+    call costs no timer of its own. One that comes late, because its reply was slow, has its own:
+    those that were sent after it say nothing of when it is due.
     """
 
-    __slots__ = ("_armed", "_every", "_monotonic", "beats")
+    __slots__ = ("_armed", "_every", "_monotonic", "_newest", "beats")
 
     def __init__(self, every: float, monotonic: Callable[[], float]) -> None:
         self.beats: dict[AsyncBeat, None] = {}
         self._armed = False  # no handle is kept: it would keep a closed loop alive
         self._every = every
         self._monotonic = monotonic
+        self._newest = -math.inf  # when the youngest of all that came was sent
 
     def add(self, beat: AsyncBeat) -> None:
+        sent = beat.claim.leased_at
+        if sent < self._newest:
+            # Replies that pass each other by a moment are usual. In line they wait for that moment
+            # longer than they are due, which is no more than this.
+            if sent < self._newest - self._every * MOMENT:
+                beat.renew_after(self._delay(beat))
+                return
+        else:
+            self._newest = sent
         self.beats[beat] = None
         if not self._armed:
-            self._arm(beat)
+            self._arm()
 
-    def _due(self, beat: AsyncBeat) -> float:
+    def _delay(self, beat: AsyncBeat) -> float:
         # Counted from when the claim was sent: its reply may have taken a part of the lease.
-        return beat.claim.leased_at + self._every
+        return max(0.0, beat.claim.leased_at + self._every - self._monotonic())
 
-    def _arm(self, beat: AsyncBeat) -> None:
-        delay = max(0.0, self._due(beat) - self._monotonic())
+    def _arm(self) -> None:
+        delay = self._delay(next(iter(self.beats)))
         asyncio.get_running_loop().call_later(delay, self._fire)
         self._armed = True
 
     def _fire(self) -> None:
         self._armed = False
-        now = self._monotonic()
-        while self.beats:
-            beat = next(iter(self.beats))
-            if self._due(beat) > now:
-                self._arm(beat)
-                return
-            del self.beats[beat]
-            beat.renew_now()
+        try:
+            while self.beats:
+                beat = next(iter(self.beats))
+                if self._delay(beat) > 0:
+                    return
+                del self.beats[beat]
+                beat.renew_now()
+        finally:
+            if self.beats:
+                self._arm()
 
 
 _Name = tuple[int, Callable[[], float]]
@@ -321,7 +336,17 @@ class AsyncBeat:
     One object a call, and nothing more until a renewal is due.
     """
 
-    __slots__ = ("__weakref__", "_heart", "_renewing", "_schedule", "claim", "plan", "store")
+    __slots__ = (
+        "__weakref__",
+        "_heart",
+        "_renewing",
+        "_schedule",
+        "_timer",
+        "claim",
+        "plan",
+        "store",
+    )
+    _timer: asyncio.TimerHandle | None  # where there is a schedule
 
     def __init__(self, store: AsyncStore, claim: Claim, plan: Plan) -> None:
         self.store = store
@@ -342,14 +367,27 @@ class AsyncBeat:
         """Renew no more. Stopping twice does nothing."""
         if self._schedule is not None:
             self._schedule.stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
         self._heart.beats.pop(self, None)
 
     def renew_now(self) -> None:
         """The claim is due."""
-        if self._schedule is None:
+        schedule = self._scheduled()
+        if not schedule.stopped:
+            self._timer = None
+            self._renewing = asyncio.get_running_loop().create_task(self._renew(schedule))
+
+    def renew_after(self, delay: float) -> None:
+        """The claim is due then, whatever becomes of others."""
+        if not self._scheduled().stopped:
+            self._timer = asyncio.get_running_loop().call_later(delay, self.renew_now)
+
+    def _scheduled(self) -> _Schedule:
+        if self._schedule is None:  # made here, as most calls are over before a renewal is due
             self._schedule = _Schedule(self.claim, self.plan)
-        if not self._schedule.stopped:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew(self._schedule))
+            self._timer = None
+        return self._schedule
 
     async def _renew(self, schedule: _Schedule) -> None:
         if not schedule.may_renew():
@@ -362,10 +400,15 @@ class AsyncBeat:
             # claim may well be ours still, so ask all the same.
             async with asyncio.timeout(max(schedule.every, schedule.dies_at - sent)):
                 held = await store.renew(claim.key, claim.owner, claim.fence, claim.terms)
+        except asyncio.CancelledError:
+            # Whoever cancels all tasks of a loop means the handlers. One that goes on for a while,
+            # to clean up or because its work is not to be cut off, has its lease for as long.
+            if schedule.may_renew():
+                self.renew_after(schedule.every / 4)
+            raise
         except Exception as error:  # noqa: BLE001 - told of, and tried again within the lease
             if schedule.failed(error):
-                delay = max(0.0, schedule.due - schedule.plan.monotonic())
-                asyncio.get_running_loop().call_later(delay, self.renew_now)
+                self.renew_after(max(0.0, schedule.due - schedule.plan.monotonic()))
                 return
         else:
             if schedule.renewed(held, sent):
