@@ -85,9 +85,13 @@ class Around:
         fallback = self._fallback
         if closed and fallback is not None:
             fallback.look_again()
-        if fallback is not None and fallback.unsettled and self._is_closed() and fallback.due():
-            self._start(fallback)
+        if fallback is not None and (fallback.unsettled or fallback.running):
+            self._look(fallback)
         return found
+
+    def _look(self, fallback: Fallback) -> None:
+        if self._is_closed() and fallback.due():
+            self._start(fallback)
 
     def _is_closed(self) -> bool:
         return self.breaker.state is BreakerState.CLOSED
@@ -102,7 +106,8 @@ class Around:
     def _decides(self, key: Key) -> Flow[Fallback | None]:
         """What decides of ``key`` instead of the store, if anything does.
 
-        What happened here while the store was away goes into it first.
+        What happened here while the store was away goes into it first. What still runs here, and
+        marks, were looked for before: for them the store is not asked, and not said to answer.
         """
         fallback = self._fallback
         if fallback is None or not fallback.knows(key):
@@ -115,6 +120,9 @@ class Around:
             return fallback
 
     def _claim(self, key: Key, owner: bytes, mark: bytes, terms: Terms) -> Flow[ClaimReply]:
+        copy = None if self._fallback is None else self._fallback.copy(key, owner, mark, terms)
+        if copy is not None:
+            return copy
         here = yield from self._decides(key)
         if here is None:
             try:
@@ -143,8 +151,7 @@ class Around:
             else:
                 return held
         done = yield from here.complete(key, owner, fence, answer, terms)
-        if self._is_closed() and here.due():
-            self._start(here)
+        self._look(here)
         return done
 
     def _renew(self, key: Key, owner: bytes, fence: int, terms: Terms) -> Flow[bool]:
@@ -154,9 +161,11 @@ class Around:
         try:
             held: bool = yield from self._op("renew", key, owner, fence, terms)
         except StoreUnavailableError:
-            if self._opens() is None:
+            here = self._opens()
+            if here is None:
                 raise
-            return True  # nobody can take it over now; its completion shows whether somebody did
+            # Nobody else can take it over now; its completion shows whether somebody did.
+            return not here.lost(key, owner)
         return held
 
     def _release(self, key: Key, owner: bytes, fence: int | None) -> Flow[bool]:
@@ -167,6 +176,8 @@ class Around:
         return held
 
     def _first_seen(self, key: Key, terms: Terms) -> Flow[bool]:
+        if self._fallback is not None and self._fallback.marked(key):
+            return False
         here = yield from self._decides(key)
         if here is None:
             try:
@@ -180,6 +191,9 @@ class Around:
         return (yield from here.mark(key, terms))
 
     def _read(self, key: Key) -> Flow[Record | None]:
+        held = None if self._fallback is None else self._fallback.held(key)
+        if held is not None:
+            return held
         here = yield from self._decides(key)
         if here is None:
             try:

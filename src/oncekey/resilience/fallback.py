@@ -31,11 +31,11 @@ __all__ = ["Fallback"]
 
 logger = logging.getLogger("oncekey")
 
-TRY_AGAIN: Final = 5.0  # seconds after a reconciliation that failed
+TRY_AGAIN: Final = 5.0  # seconds after a reconciliation that failed, or never began
 
 
 class _Fingerprints:
-    """With which payloads claims of the store were won, by owner: a completion does not say.
+    """With which payloads claims were won, by owner: a completion does not say.
 
     Two generations, so that it never grows.
     """
@@ -53,6 +53,9 @@ class _Fingerprints:
 
     def get(self, owner: bytes) -> bytes:
         return self._new.get(owner) or self._old.get(owner, b"")
+
+    def __contains__(self, owner: bytes) -> bool:
+        return owner in self._new or owner in self._old
 
 
 class Fallback(Forking):
@@ -77,13 +80,15 @@ class Fallback(Forking):
         self.directory = directory
         self.findings: Findings = findings_in(directory)
         self._name = store_name(store)
-        self._local = LocalRecords(entries)
+        self._local = LocalRecords(entries, lapsed=self._lapsed)
         self._journal = Journal(directory, self._name, journal_bytes)
         self._steps = steps(self._journal)
-        self._won = _Fingerprints()
-        self._running: dict[bytes, Entry] = {}  # by owner: what must be in the file that is written
+        self._won = _Fingerprints()  # of claims that the store has given
+        self._ended = _Fingerprints()  # of claims made here that lapsed: their owners may live yet
+        self.running: dict[bytes, Entry] = {}  # by owner: what must be in the file that is written
         self._reconciling = False
         self._look_at = 0.0
+        self._sweep_at = 0.0
         # Journals of processes before this one are looked for once.
         self.unsettled = next(pages(directory), None) is not None
         watch_forks(self)
@@ -92,13 +97,27 @@ class Fallback(Forking):
         """A file and locks of our own. What runs is the parent's, and so is what it reconciles."""
         self._journal.fork()
         self._local.fork()
-        self._running.clear()
+        self.running.clear()
         self._reconciling = False
 
     def close(self) -> None:
         """Give the journal to whoever reconciles it."""
-        self._journal.turn(lambda: list(self._running.values()))
+        self._journal.turn(self._carried)
         self.findings.close()
+
+    def _carried(self) -> list[Entry]:
+        """What goes along to the next file."""
+        entries = list(self.running.values())
+        return [entry for entry in entries if self._local.runs(entry.key, entry.owner)]
+
+    def _lapsed(self, record: Record) -> None:
+        """A claim got no outcome within its lease: it was interrupted, or its thread stands still.
+
+        Its line in the journal stays without one, so that the next reconciliation tells of it.
+        """
+        self.running.pop(record.owner, None)
+        self._ended.put(record.owner, record.fingerprint)
+        self.unsettled = True
 
     # What is known here
 
@@ -114,6 +133,31 @@ class Fallback(Forking):
         """The record as it is known here."""
         return self._local.get(key)
 
+    def held(self, key: Key) -> Record | None:
+        """The record of what runs here, or of a mark that was made here."""
+        return self._local.held(key) if key in self._local else None
+
+    def copy(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """What a claim of such a key is answered. ``None``: it is not decided here."""
+        if key not in self._local:
+            return None
+        reply = self._local.copy(key, owner, fingerprint, terms)
+        if reply is not None:
+            self._bypassed(key, reply.verdict.value)
+        return reply
+
+    def marked(self, key: Key) -> bool:
+        """Whether a mark of such a key is a copy."""
+        known = self.held(key) is not None
+        if known:
+            self._bypassed(key, ClaimVerdict.REPLAY.value)
+        return known
+
+    def lost(self, key: Key, owner: bytes) -> bool:
+        """Whether this owner's claim was made here, and is another one's by now."""
+        record = self._local.get(key) if owner in self._ended else None
+        return record is not None and record.owner != owner
+
     def won(self, owner: bytes, fingerprint: bytes) -> None:
         """Take note of a claim that the store has given."""
         self._won.put(owner, fingerprint)
@@ -127,11 +171,11 @@ class Fallback(Forking):
             self._bypassed(key, reply.verdict.value)
             return reply
         entry = _entry("claim", key, owner, reply.fence, fingerprint, terms)
-        self._running[owner] = entry
+        self.running[owner] = entry
         try:
             yield Op("append", (entry,), self._steps)
         except BaseException:
-            self._running.pop(owner, None)
+            self.running.pop(owner, None)
             self._local.release(key, owner, reply.fence)
             raise
         self._bypassed(key, "claim")
@@ -145,13 +189,13 @@ class Fallback(Forking):
         record = self._local.get(key)
         if here and record is not None:
             fingerprint = record.fingerprint
-        elif record is not None and record.state is State.PENDING:
-            return False  # somebody else runs it here by now
+        elif (record is not None and record.state is State.PENDING) or self.lost(key, owner):
+            return False  # somebody else runs it here by now, or has
         else:
-            fingerprint = self._won.get(owner)
+            fingerprint = self._won.get(owner) or self._ended.get(owner)
         entry = _entry("done", key, owner, fence, fingerprint, terms, answer)
         yield Op("append", (entry,), self._steps)
-        self._running.pop(owner, None)
+        self.running.pop(owner, None)
         self.unsettled = True
         if here:
             return self._local.complete(key, owner, fence, answer, terms)
@@ -167,10 +211,10 @@ class Fallback(Forking):
 
     def release(self, key: Key, owner: bytes, fence: int | None) -> Flow[bool]:
         """Give back a key that was claimed here."""
-        entry = self._running.get(owner)
+        entry = self.running.get(owner)
         if entry is not None:
             yield Op("append", (entry._replace(what="free"),), self._steps)
-            self._running.pop(owner, None)
+            self.running.pop(owner, None)
         return self._local.release(key, owner, fence)
 
     def mark(self, key: Key, terms: Terms) -> Flow[bool]:
@@ -195,13 +239,15 @@ class Fallback(Forking):
     def settle(self, key: Key) -> Flow[bool]:
         """Put what is known here of one key into the store, before the store is asked of it.
 
-        False: it runs here still, or is a mark, so that this table decides.
+        False: it runs here still, or is a mark, so that this table decides. A claim whose lease is
+        over, or a mark whose window is, decides nothing once the store answers.
         """
-        record, terms = self._local.get(key), self._local.terms_of(key)
+        record, terms = self._local.found(key)
         if record is None:
             return True
-        if record.state is State.PENDING or terms is None or not record.owner:
-            return False
+        if terms is None or not record.owner:
+            yield Op("now", ())
+            return self._local.lapse(key.digest)
         entry = _entry(
             "done", key, record.owner, record.fence, record.fingerprint, terms, record.answer
         )
@@ -215,34 +261,46 @@ class Fallback(Forking):
         self._look_at = 0.0
 
     def due(self) -> bool:
-        """Whether a reconciliation should begin now. The one that is told True must do it."""
-        if not self.unsettled or self._reconciling or time.monotonic() < self._look_at:
+        """Whether a reconciliation should begin now. The one that is told True should do it."""
+        now = time.monotonic()
+        if not self.unsettled and now >= self._sweep_at:
+            self._sweep_at = now + TRY_AGAIN
+            self._end_lapsed()
+        if not self.unsettled or self._reconciling or now < self._look_at:
             return False
-        self._reconciling = True
+        self._look_at = now + TRY_AGAIN  # if it is cut off before it begins, another one may
         return True
+
+    def _end_lapsed(self) -> None:
+        """End claims that nobody asks for any more. One that lives is renewed within a lease."""
+        for entry in list(self.running.values()):
+            self._local.lapse(entry.digest, entry.owner, entry.terms.lease_ms)
 
     def reconcile(self) -> Flow[Reconciled]:
         """Reconcile this process's journal, and those that nobody holds."""
         while self._reconciling:
             yield Op("pause", (), self._steps)
-        self._reconciling = True
         return (yield from self.reconcile_due())
 
     def reconcile_due(self) -> Flow[Reconciled]:
         """The same, for whoever ``due`` was true for."""
+        if self._reconciling:
+            return Reconciled()
         try:
+            self._reconciling = True
+            self._end_lapsed()
             self.unsettled = False
-            yield Op("turn", (lambda: list(self._running.values()),), self._steps)
+            yield Op("turn", (self._carried,), self._steps)
             work = Reconciling(self.directory, self._name, self.findings, self._forget)
-            try:
-                made = yield from work.all()
-            except BaseException:
-                self.unsettled = True
-                self._look_at = time.monotonic() + TRY_AGAIN
-                raise
+            made = yield from work.all()
+            self._look_at = 0.0
             if made.files:
                 logger.warning("reconciled what went on without the store: %s", made)
             return made
+        except BaseException:
+            self.unsettled = True
+            self._look_at = time.monotonic() + TRY_AGAIN
+            raise
         finally:
             self._reconciling = False
 

@@ -1,6 +1,7 @@
 """What this process knows of keys while their store is away: a bounded table by the same rules.
 
-What runs is never dropped; of what is done, the least recently used goes first.
+What runs is never dropped while its lease does; of what is done, the least recently used goes
+first.
 """
 
 from __future__ import annotations
@@ -23,11 +24,18 @@ class LocalRecords:
     Args:
         entries: How many, at most.
         clock: Seconds since 1970.
+        lapsed: Told of each claim that is dropped, or taken over, because its lease is over.
     """
 
-    def __init__(self, entries: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        entries: int,
+        clock: Callable[[], float] = time.time,
+        lapsed: Callable[[Record], None] = lambda record: None,
+    ) -> None:
         self._most = entries
         self._clock = clock
+        self._lapsed = lapsed
         self._running: dict[bytes, Record] = {}
         self._done: OrderedDict[bytes, tuple[Record, Terms]] = OrderedDict()
         self._lock = threading.Lock()
@@ -50,10 +58,61 @@ class LocalRecords:
         found = self._done.get(key.digest)
         return found[0] if found is not None else self._running.get(key.digest)
 
-    def terms_of(self, key: Key) -> Terms | None:
-        """The terms of one that is done."""
-        found = self._done.get(key.digest)
-        return None if found is None else found[1]
+    def found(self, key: Key) -> tuple[Record | None, Terms | None]:
+        """The record, and its terms if it is done. Both of one moment."""
+        with self._lock:
+            found = self._done.get(key.digest)
+            return found if found is not None else (self._running.get(key.digest), None)
+
+    def held(self, key: Key) -> Record | None:
+        """The record of what runs here, or of a mark: the store can't know either better."""
+        with self._lock:
+            return self._held(key.digest)
+
+    def _held(self, digest: bytes) -> Record | None:
+        record = self._of(digest)
+        if record is None or self._is_over(record):
+            return None
+        return record if record.state is State.PENDING or not record.owner else None
+
+    def _is_over(self, record: Record, grace_ms: int = 0) -> bool:
+        """Whether it says nothing any more: a claim past its lease, a mark past its window."""
+        if record.owner and record.state is not State.PENDING:
+            return False
+        until = record.lease_until if record.state is State.PENDING else record.expires_at
+        return int(self._clock() * 1000) >= until + grace_ms
+
+    def copy(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
+        """Decide a claim by what is held here, in one step. ``None``: nothing is, or it is won."""
+        with self._lock:
+            record = self._held(key.digest)
+            if record is None:
+                return None
+            now = int(self._clock() * 1_000_000)
+            reply, written = claim(record, owner, fingerprint, terms, now)
+        return reply if written is None else None
+
+    def lapse(self, digest: bytes, owner: bytes | None = None, grace_ms: int = 0) -> bool:
+        """Forget what is over. False: it is not.
+
+        Args:
+            digest: Of its key.
+            owner: Only if it is this one's.
+            grace_ms: For how long it must be over.
+        """
+        with self._lock:
+            record = self._of(digest)
+            if record is None:
+                return True
+            if not self._is_over(record, grace_ms) or owner not in (None, record.owner):
+                return False
+            self._done.pop(digest, None)
+            self._end(digest, record)
+            return True
+
+    def _end(self, digest: bytes, record: Record) -> None:
+        if self._running.pop(digest, None) is not None:
+            self._lapsed(record)
 
     def runs(self, key: Key, owner: bytes) -> bool:
         """Whether this owner has claimed the key here."""
@@ -72,16 +131,27 @@ class LocalRecords:
         """
         with self._lock:
             now = int(self._clock() * 1_000_000)
-            reply, record = claim(self._of(key.digest), owner, fingerprint, terms, now)
+            found = self._of(key.digest)
+            reply, record = claim(found, owner, fingerprint, terms, now)
             if record is not None:
+                if found is not None and found.owner != owner:
+                    self._end(key.digest, found)
                 if len(self._running) >= self._most and key.digest not in self._running:
-                    raise StoreFullError(
-                        f"{self._most} calls run without the store already: raise entries="
-                    )
+                    self._make_room()
                 self._done.pop(key.digest, None)
                 self._running[key.digest] = record
                 self._fit()
         return reply
+
+    def _make_room(self) -> None:
+        """Forget claims that got no outcome: nothing else ends them."""
+        for digest, record in list(self._running.items()):
+            if self._is_over(record):
+                self._end(digest, record)
+        if len(self._running) >= self._most:
+            raise StoreFullError(
+                f"{self._most} calls run without the store already: raise entries="
+            )
 
     def complete(self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms) -> bool:
         """Record an outcome."""
@@ -131,9 +201,12 @@ class LocalRecords:
     def mark(self, key: Key, terms: Terms) -> bool:
         """Decide a first-seen call."""
         with self._lock:
-            record = mark(self._of(key.digest), terms, int(self._clock() * 1_000_000))
+            found = self._of(key.digest)
+            record = mark(found, terms, int(self._clock() * 1_000_000))
             if record is None:
                 return False
+            if found is not None:
+                self._end(key.digest, found)
             self._keep(key.digest, record, terms)
         return True
 

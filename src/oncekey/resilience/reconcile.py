@@ -284,7 +284,10 @@ class Reconciling:
         )
         name = finding_id("unfinished", entry.digest, entry.owner)
         shown = entry.digest.hex()
-        note = "its process died: look whether it took effect. A retry runs it again"
+        note = (
+            "it has no outcome, as its process died or it was cut off: look whether it took "
+            "effect. A retry runs it again"
+        )
         self._add(Finding(name, "unfinished", shown, entry.scope, 0.0, (side,)), note)
 
     def _add(self, finding: Finding, note: str) -> None:

@@ -91,7 +91,8 @@ class ResilientStore(Around, Store):
             with contextlib.suppress(StoreError):  # it is tried again
                 run(fallback.reconcile_due(), self.store)
 
-        threading.Thread(target=work, name="oncekey-reconcile", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no more threads: the call goes on all the same
+            threading.Thread(target=work, name="oncekey-reconcile", daemon=True).start()
 
     def close(self) -> None:
         """Close the store, and leave the journal to whoever reconciles it."""
