@@ -87,6 +87,27 @@ async def test_nobody_keeps_tokens_out(gateway: Gateway) -> None:
     assert await doorman.sign_in("", TOKENS["read"], "203.0.113.1") is not None
 
 
+async def test_strangers_keep_nobody_out(gateway: Gateway) -> None:
+    """Wrong passwords from many places are bounded for a name, but not where it signed in before.
+
+    There it has the limit of its address alone; of a name that is not there nobody learns more.
+    """
+    doorman = gateway.doorman
+    home, elsewhere = "203.0.113.1", "203.0.113.2"
+    assert await doorman.sign_in("anna", PASSWORD, home) is not None
+    for name in ("anna", "nobody"):
+        for number in range(50):
+            where = f"198.51.{number // 9}.{len(name)}"
+            assert await doorman.sign_in(name, "wrong password", where) is None
+        with pytest.raises(TooManyLoginsError):
+            await doorman.sign_in(name, PASSWORD, elsewhere)
+    assert await doorman.sign_in("anna", PASSWORD, home) is not None
+    for _ in range(10):
+        assert await doorman.sign_in("anna", "wrong password", home) is None
+    with pytest.raises(TooManyLoginsError):
+        await doorman.sign_in("anna", PASSWORD, home)
+
+
 async def test_a_network_is_one_sender(gateway: Gateway) -> None:
     """Whoever has an IPv6 network has all of its addresses: they count as one."""
     doorman = gateway.doorman

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -154,6 +155,36 @@ async def test_a_stream_ends_with_what_it_was_opened_by(
                 changed = text.replace("[users.anna]", "[users.bert]")
                 await gateway.use(settings_from(changed, "gateway.toml", ENVIRON))
     assert ended
+
+
+async def test_streams_live_through_any_error(
+    gateway: Gateway,
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fault of ours is told to who looks on, logged once, and the next look is made."""
+    monkeypatch.setattr(live, "EVERY", 0.0)
+    await sign_in(http, "anna")
+    counts, failures, parts = gateway.inbox.counts, 0, list[bytes]()
+
+    async def broken(since: int, until: int | None = None) -> Any:
+        nonlocal failures
+        if failures < 3 or not any(b"a fault of the gateway" in part for part in parts):
+            failures += 1
+            raise ValueError("nobody thought of this")
+        return await counts(since, until)
+
+    monkeypatch.setattr(gateway.inbox, "counts", broken)
+    async with asyncio.timeout(60):
+        async for part in _stream(gateway, http):
+            parts.append(part)
+            if b"totals" in part:
+                break
+    assert not any(b"nobody thought" in part for part in parts)
+    told = [one for one in caplog.records if "can't be told what happens" in one.message]
+    assert len(told) == 1
+    assert told[0].exc_info is not None
 
 
 async def test_one_person_does_not_take_all_places(

@@ -29,7 +29,11 @@ SESSION_SECONDS: Final = 12 * 3600
 _MOST_PASSWORD: Final = 1024  # characters; a longer one is only there to cost time
 _AT_ONCE: Final = 2  # argon2 takes 64 MB for each
 _PER_ADDRESS: Final = ((10, 60), (60, 3600))
-_PER_NAME: Final = ((10, 60), (100, 3600))
+_PER_NAME: Final = ((50, 60), (300, 3600))
+"""From all addresses together: so many can only come from several. Where somebody has signed in
+before it does not hold, so that strangers elsewhere keep nobody out.
+"""
+_KNOWN_MS: Final = 30 * 86_400_000
 _LEAST_PASSWORD: Final = 10
 _ONE_NETWORK: Final = 64  # bits of an IPv6 address; the others are its owner's to choose
 
@@ -110,17 +114,30 @@ class Doorman:
             TooManyLoginsError: Too many failed before.
         """
         address = _whose(address)
-        waits = [self._by_address.retry_after(address)]
-        if name:  # a token can't be guessed, and has no name that others could be kept out by
-            waits.append(self._by_name.retry_after(name[:64]))
-        if longest := max((wait for wait in waits if wait is not None), default=0):
-            raise TooManyLoginsError(longest)
+        await self._check_limits(name, address)
         self._count(name, address, 1)  # before it is known: many at once are as many
         person = await self._known(name, password)
         if person is None:
             return None
         self._count(name, address, -1)
+        if name:
+            await self._inbox.put_note(self._known_at(name, address), b"1", _KNOWN_MS)
         return await self._open(person, by_token=not name)
+
+    async def _check_limits(self, name: str, address: str) -> None:
+        waits = [self._by_address.retry_after(address)]
+        if name:  # a token can't be guessed, and has no name that others could be kept out by
+            wait = self._by_name.retry_after(name[:64])
+            if wait and await self._inbox.get_note(self._known_at(name, address)) is None:
+                waits.append(wait)
+        if longest := max((wait for wait in waits if wait is not None), default=0):
+            raise TooManyLoginsError(longest)
+
+    def _known_at(self, name: str, address: str) -> str:
+        """The note that somebody has signed in from there, with the password of now."""
+        by = self.credential(name, by_token=False)
+        told = "\0".join((name, address, by or ""))
+        return f"known:{hashlib.sha256(told.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
     def _count(self, name: str, address: str, number: int) -> None:
         self._by_address.count(address, number)

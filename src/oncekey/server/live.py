@@ -74,12 +74,19 @@ class Live:
                 self._asking = None
 
     async def _asks(self) -> None:
+        failed = False
         while True:
             try:
-                told = json.dumps(await self._snapshot())
+                told, failed = json.dumps(await self._snapshot()), False
             except StoreError as error:
                 logger.warning("the dashboard can't be told what happens: %s", error)
                 told = json.dumps({"error": "the inbox can't be reached"})
+            except Exception:
+                # Whatever it is, nobody else would ask: every stream would stay silent for ever.
+                if not failed:
+                    logger.exception("the dashboard can't be told what happens")
+                told = json.dumps({"error": "a fault of the gateway; its log has more"})
+                failed = True
             async with self._told:
                 self._latest, self._number = told, self._number + 1
                 self._told.notify_all()
