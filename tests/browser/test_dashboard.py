@@ -22,6 +22,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="make test-browse
 SHOTS = os.environ.get("ONCEKEY_TEST_SHOTS", "")
 PAGES = ("", "/events", "/issues", "/rejected", "/targets", "/sources", "/keys", "/audit")
 READER = "a-token-that-may-only-read"
+OPERATOR = "a-token-of-an-operator"
 
 
 @pytest.fixture
@@ -32,12 +33,15 @@ def target() -> Iterator[App]:
 
 @pytest.fixture
 def gateway(target: App, tmp_path: Path) -> Iterator[Served]:
-    """A gateway with a target, a second one that refuses, and a token that may only read."""
+    """A gateway with a target, a second one that refuses, and tokens of all roles."""
     text = LEAST.format(store=f"sqlite:///{tmp_path}/inbox.db", url=target.url)
     text = text.replace("tries = 1000", "tries = 1")
     file = tmp_path / "gateway.toml"
-    file.write_text(text + '[tokens.reader]\ntoken_env = "READER"\n')
-    with Served("--config", str(file), "--port", "0", environ={"READER": READER}) as one:
+    text += '[tokens.reader]\ntoken_env = "READER"\n'
+    text += '[tokens.operator]\ntoken_env = "OPERATOR"\nrole = "operate"\n'
+    file.write_text(text)
+    environ = {"READER": READER, "OPERATOR": OPERATOR}
+    with Served("--config", str(file), "--port", "0", environ=environ) as one:
         yield one
 
 
@@ -252,6 +256,76 @@ def test_a_reader_sees_no_buttons(chromium: Any, gateway: Served) -> None:
         assert {re.sub(r"\W+$", "", name) for name in names} <= {
             "Keys", "Sign out", "Copy", "Search", "Look up", "live", "connecting",
         }  # fmt: skip
+    tab.close()
+
+
+def test_an_operator_has_all_but_keys(chromium: Any, gateway: Served, target: App) -> None:
+    """Replays an event and pauses a target; only an admin is offered to forget a key."""
+    gateway.deliver(event("evt_1", gateway.address))
+    until(lambda: len(target.requests) == 1, "the delivery")
+    tab = Tab(chromium, gateway, OPERATOR)
+    assert tab.page.get_by_role("button", name="Send 5 copies").count() == 1
+    page = tab.go("/events")
+    page.get_by_role("link", name="invoice.paid").click()
+    page.get_by_role("button", name="Replay", exact=False).first.click()
+    page.get_by_text("Queued again: 1").wait_for()
+    until(lambda: len(target.requests) == 2, "the replay")
+    page = tab.go("/targets")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("The target is paused").wait_for()
+    assert gateway.api("GET", "/targets")["items"][0]["status"] == "paused"
+    assert gateway.api("GET", "/audit")["items"][0]["actor"] == "operator"
+    known = "/keys?source=shop&key=evt_1"
+    page = tab.go(known)
+    page.get_by_role("link", name="invoice.paid").wait_for()
+    assert page.get_by_role("button", name="Forget").count() == 0
+    tab.close()
+    admin = Tab(chromium, gateway)
+    assert admin.go(known).get_by_role("button", name="Forget").count() == 1
+    admin.close()
+
+
+def test_a_slow_answer_shows_that_it_is_on_its_way(chromium: Any, gateway: Served) -> None:
+    """What is shown stays, marked as being read again, until the answer is here."""
+    tab = Tab(chromium, gateway)
+    page = tab.page
+    page.locator("#live[data-state=live]").wait_for()
+    held: list[Any] = []
+    again = re.compile("/_oncekey$")
+    page.route(again, lambda route: held.append(route))
+    before = page.locator("#tiles").inner_text()
+    gateway.deliver(event("evt_1", gateway.address))
+    page.locator("main[data-loading][aria-busy=true]").wait_for()
+    assert page.locator("#tiles").inner_text() == before
+    page.unroute(again)  # goes on with what was held
+    page.get_by_role("link", name="1 received").wait_for()
+    page.locator("main:not([data-loading]):not([aria-busy])").wait_for()
+    tab.close()
+
+
+def test_a_page_moves_on_without_its_stream(chromium: Any, gateway: Served) -> None:
+    """Where no stream comes through it is said, the page is read again, and its figures move."""
+    tab = Tab(chromium, gateway)
+    page = tab.page
+    page.clock.install()  # the ten seconds between two looks need not be waited for
+    page.route("**/_oncekey/live", lambda route: route.abort())
+    page.reload()
+    page.locator("#live[data-state=lost]").wait_for()
+    page.get_by_text("Live updates are lost; this page is read again every 10 seconds").wait_for()
+    gateway.deliver(event("evt_1", gateway.address))
+    until(lambda: gateway.api("GET", "/stats")["totals"].get("delivered"), "the delivery")
+    page.clock.fast_forward(10_000)
+    page.get_by_role("link", name="1 received").wait_for()
+    page.locator("rect.new").first.wait_for()
+    gateway.deliver(event("evt_2", gateway.address))
+    until(lambda: gateway.api("GET", "/stats")["totals"].get("delivered") == 2, "the other")
+    page.clock.fast_forward(10_000)
+    page.get_by_role("link", name="2 received").wait_for()
+    assert page.locator("#live[data-state=lost]").count() == 1
+    page.unroute("**/_oncekey/live")
+    page.locator("#live[data-state=live]").wait_for()
+    page.locator("#lost").wait_for(state="hidden")
+    tab.said = [one for one in tab.said if "ERR_FAILED" not in one]  # the browser's own word
     tab.close()
 
 

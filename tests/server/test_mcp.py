@@ -26,11 +26,13 @@ PATH = "/_oncekey/mcp"
 
 
 @contextlib.asynccontextmanager
-async def agent(gateway: Gateway, role: str, mode: Any = "auto") -> AsyncIterator[Client]:
+async def agent(
+    gateway: Gateway, role: str, mode: Any = "auto", headers: dict[str, str] | None = None
+) -> AsyncIterator[Client]:
     """A client of the SDK's with somebody's token; what it sends goes through the app."""
     transport = httpx2.ASGITransport(app=make_app(gateway))
     async with (
-        httpx2.AsyncClient(transport=transport, headers=bearer(role)) as http,
+        httpx2.AsyncClient(transport=transport, headers=headers or bearer(role)) as http,
         Client(streamable_http_client(f"{HOST}{PATH}", http_client=http), mode=mode) as client,
     ):
         yield client
