@@ -28,11 +28,12 @@ def _workers(gateway: Served) -> set[int]:
 
 
 def _agreed(gateway: Served) -> set[tuple[int, ...]]:
-    """New events and copies as /metrics has them, whichever worker is asked."""
+    """New events, copies and deliveries as /metrics has them, whichever worker is asked."""
     found = set()
     for _ in range(8):
         text = gateway.call("GET", "/metrics", authorization=f"Bearer {TOKEN}")[2].decode()
         named = [f'{{source="shop",outcome="{what}"}} ' for what in ("new", "duplicate")]
+        named.append('{target="app",outcome="delivered"} ')
         found.add(tuple(int((text + one + "0").split(one)[1].split()[0]) for one in named))
     return found
 
@@ -57,13 +58,13 @@ def test_workers_share_a_port_and_live_on(
             one = event(name, gateway.address)
             assert [gateway.deliver(one) for _ in range(4)] == [200] * 4
         until(lambda: len(target.events()) == 2, "the deliveries")
-        until(lambda: _agreed(gateway) == {(2, 6)}, "what both counted")
+        until(lambda: _agreed(gateway) == {(2, 6, 2)}, "what both counted")
 
         victim = min(first)
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(_workers(gateway) - {victim}) == 2, "another worker")
         until(lambda: gateway.call("GET", "/readyz")[0] == 200, "it works")
-        until(lambda: _agreed(gateway) == {(2, 6)}, "what the dead one counted")
+        until(lambda: _agreed(gateway) == {(2, 6, 2)}, "what the dead one counted")
 
         second = '[sources.second]\nprovider = "stripe"\nsecret_env = "SHOP_SECRET"\n'
         file.write_text(good + second + 'targets = ["app"]\n')
