@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 
 import httpx
+import pytest
 from tests.server.kit import bearer, deliver, sign_in
 from tests.server.test_pages import Signed
 
 from oncekey.inbox.models import Count, Outcome, Result, bucket_of
-from oncekey.server.charts import Series, lines
+from oncekey.server.charts import Series, bars, lines
 from oncekey.server.gateway import Gateway
 from oncekey.server.percentiles import LATE, by_minute, percentile, said
 
@@ -77,3 +78,10 @@ async def test_what_was_delivered_is_timed(
     await sign_in(http, "rita")
     assert "p50 107 ms, p95 107 ms, p99 107 ms" in (await http.get("/_oncekey")).text
     assert '<td class="num">107 ms</td>' in (await http.get("/_oncekey/targets")).text
+
+
+@pytest.mark.parametrize("most, shown", [(0, "1"), (1, "1"), (4, "3"), (7, "5"), (40, "25")])
+def test_counts_are_shown_by_whole_numbers(most: int, shown: str) -> None:
+    """The line at half of a chart of events has a whole number, as half an event never comes."""
+    chart = bars("Received", 0, [Series("received", "received", (most,))])
+    assert f">{shown}</text>" in str(chart.svg)

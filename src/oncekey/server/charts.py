@@ -59,6 +59,7 @@ def bars(title: str, since: int, series: Sequence[Series]) -> Chart:
     count = len(series[0].values)
     sums = [sum(one.values[place] for one in series) for place in range(count)]
     top = _round_up(max(sums, default=0))
+    top += top % 2  # events are counted: the line at half of it is a whole number too
     room, width = HEIGHT - _TOP - _BOTTOM, (WIDTH - _LEFT) / max(count, 1)
     drawn = [_grid(f"{top / 2:g}", f"{top:g}", room, since, count)]
     for place in range(count):
