@@ -4,9 +4,10 @@
     python scripts/scale.py --seed 7           # other arrivals
     python scripts/scale.py --bytes            # what an event takes on disk, on both databases
 
-The arithmetic is Little's law and sums. The simulation knows neither: events arrive at random, each
-target has slots, attempts take their time and fail by chance, failures are tried again by the
-policy of the gateway itself, a target goes away and comes back, another becomes slow.
+The arithmetic is that of ``oncekey plan --gateway``: Little's law and sums. The simulation knows
+neither: events arrive at random, each target has slots, attempts take their time and fail by
+chance, failures are tried again by the policy of the gateway itself, a target goes away and comes
+back, another becomes slow.
 """
 
 from __future__ import annotations
@@ -28,88 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.inbox import TargetPolicy
-from oncekey.operate import plan
-
-REMEMBERED = 7 * 86_400  # seconds that keys are known
-BUSY = 0.7  # of slots and cores: above it a queue grows long at every gust
-
-# Microseconds of processor time an event, by benchmarks/bench_gateway.py: see the page.
-TAKE, SEND = 660.0, 620.0  # of the gateway: ingest, and each attempt
-STORE_TAKE, STORE_SEND = 67.0, 60.0  # of PostgreSQL: ingest, and fetch and finish of each attempt
-EVENT_BYTES = 376.0  # that an event and its attempt take beside its body, by --bytes
-
-
-@dataclass(frozen=True)
-class Load:
-    """What comes in, and who it goes to.
-
-    Attributes:
-        rate: Events in a second.
-        targets: To how many targets each goes.
-        seconds: How long an attempt takes.
-        fails: Which part of the attempts fails.
-        body: Bytes of an event.
-    """
-
-    rate: float
-    targets: int = 1
-    seconds: float = 0.1
-    fails: float = 0.02
-    body: int = 1_000
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """What a load needs, by arithmetic.
-
-    Attributes:
-        attempts: Of each delivery.
-        in_flight: Attempts at a time, for each target.
-        slots: What ``concurrency`` times nodes should be, for each target.
-        gateway_cores: Of the gateways.
-        store_cores: Of PostgreSQL.
-        disk_a_day: Bytes of events and their history.
-        records: Bytes of the keys, remembered for a week, as ``oncekey plan`` has it.
-    """
-
-    attempts: float
-    in_flight: float
-    slots: int
-    gateway_cores: float
-    store_cores: float
-    disk_a_day: float
-    records: float
-
-
-def attempts_of(fails: float, tries: int) -> float:
-    """How often a delivery is tried, if each try fails by the same chance."""
-    return float(tries) if fails >= 1 else (1 - fails**tries) / (1 - fails)
-
-
-def sized(load: Load, policy: TargetPolicy | None = None) -> Sizing:
-    """The arithmetic."""
-    attempts = attempts_of(load.fails, (policy or TargetPolicy()).tries)
-    in_flight = load.rate * attempts * load.seconds
-    sent = load.targets * attempts
-    return Sizing(
-        attempts,
-        in_flight,
-        math.ceil(in_flight / BUSY),
-        load.rate * (TAKE + sent * SEND) / 1e6 / BUSY,
-        load.rate * (STORE_TAKE + sent * STORE_SEND) / 1e6 / BUSY,
-        load.rate * 86_400 * (load.body + EVENT_BYTES * sent),
-        next(
-            one.disk_bytes for one in plan(load.rate, REMEMBERED, 22) if one.backend == "postgresql"
-        ),
-    )
-
-
-def backlog_after(load: Load, outage: float, slots: int) -> tuple[float, float]:
-    """What waits when a target comes back, and the seconds until nothing does any more."""
-    capacity = slots / (load.seconds * attempts_of(load.fails, TargetPolicy().tries))
-    waits = load.rate * outage
-    return waits, waits / (capacity - load.rate) if capacity > load.rate else math.inf
-
+from oncekey.operate import GatewayLoad, plan_gateway
+from oncekey.operate.sizing import backlog_after
 
 # ------------------------------------------------------------------------------------- simulation
 
@@ -146,7 +67,7 @@ class Simulation:
 
     def __init__(
         self,
-        load: Load,
+        load: GatewayLoad,
         slots: int,
         seed: int = 1,
         *,
@@ -258,7 +179,7 @@ async def bytes_an_event(url: str, number: int = 5_000, body: int = 1_000) -> No
 
 
 def measured_bytes(number: int = 5_000, body: int = 1_000) -> None:
-    """Print what an event takes beside its body; its key is a record, which ``plan`` counts."""
+    """Print what an event takes beside its body; and its key's record."""
     root = Path(__file__).parents[1]
     sys.path.insert(0, str(root))
     from tests.servers.fixtures_pg import sql
@@ -290,9 +211,9 @@ def measured_bytes(number: int = 5_000, body: int = 1_000) -> None:
 
 
 STEPS = {
-    "100 a second": (Load(100), 60.0, 1),
-    "10,000 a second": (Load(10_000), 10.0, 1),
-    "1,000,000 a second, one of 100 partitions": (Load(10_000), 10.0, 100),
+    "100 a second": (GatewayLoad(100), 60.0, 1),
+    "10,000 a second": (GatewayLoad(10_000), 10.0, 1),
+    "1,000,000 a second, one of 100 partitions": (GatewayLoad(10_000), 10.0, 100),
 }
 
 
@@ -300,7 +221,7 @@ def report(seed: int) -> bool:
     """Print the arithmetic beside the simulation; whether they agree."""
     agree = True
     for name, (load, seconds, parts) in STEPS.items():
-        size = sized(load)
+        size = plan_gateway(load)
         (lane,) = Simulation(load, size.slots, seed).run(seconds)
         number = len(lane.done) + lane.dead
         attempts, in_flight = lane.attempts / number, lane.busy / seconds
@@ -317,10 +238,10 @@ def report(seed: int) -> bool:
         )
         print(
             f"  cores: gateways {size.gateway_cores * parts:,.1f}, PostgreSQL "
-            f"{size.store_cores * parts:,.1f}; disk {size.disk_a_day * parts / 1e9:,.0f} GB a day "
-            f"of history, {size.records * parts / 1e9:,.0f} GB of keys for 7 days"
+            f"{size.store_cores * parts:,.1f}; disk {size.events_a_day * parts / 1e9:,.0f} GB a "
+            f"day of history, {size.keys * parts / 1e9:,.0f} GB of keys for 7 days"
         )
-    load, outage, slots = Load(100), 60.0, 20
+    load, outage, slots = GatewayLoad(100), 60.0, 20
     waits, drains = backlog_after(load, outage, slots)
     (lane,) = Simulation(load, slots, seed, away=(30.0, 30.0 + outage)).run(400.0)
     took = lane.drained_at - 30.0 - outage
@@ -329,8 +250,8 @@ def report(seed: int) -> bool:
     print(f"a target that was away for {outage:.0f} s: {'agrees' if close else 'DIFFERS'}")
     print(f"  waiting {waits:,.0f}, simulated {lane.most_waiting:,}")
     print(f"  seconds until nothing waits {drains:.0f}, simulated {took:.0f}")
-    calm = Simulation(Load(100, targets=2), 20, seed).run(60.0)[1]
-    beside = Simulation(Load(100, targets=2), 20, seed, slow=1).run(60.0)
+    calm = Simulation(GatewayLoad(100, targets=2), 20, seed).run(60.0)[1]
+    beside = Simulation(GatewayLoad(100, targets=2), 20, seed, slow=1).run(60.0)
     slow, healthy = beside
     ratio = percentile(healthy.done, 95) / percentile(calm.done, 95)
     agree = agree and ratio < 1.5

@@ -1,15 +1,17 @@
-"""``oncekey plan --rate --ttl --size``: the memory, disk and writes that a load needs."""
+"""``oncekey plan --rate``: the memory, disk and writes of a load, or the cores of a gateway."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from oncekey.cli._format import bytes_text, duration
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import CommandError, Output, add_json_option, counted
 
 __all__ = ["add_to"]
+
+_OF_A_GATEWAY: Final = ("targets", "seconds", "fails", "body", "retention", "remember")
 
 
 def add_to(commands: Any) -> None:
@@ -18,10 +20,14 @@ def add_to(commands: Any) -> None:
         "plan",
         help="work out the memory, disk and writes that a load needs",
         description="Works out what each backend needs for a load, from bytes a key that were "
-        "measured on real servers.",
+        "measured on real servers. With --gateway: the cores, slots and disk of a gateway.",
     )
     parser.add_argument(
-        "--rate", type=float, required=True, metavar="N", help="new keys in a second, on average"
+        "--rate",
+        type=float,
+        required=True,
+        metavar="N",
+        help="new keys, or events, in a second, on average",
     )
     parser.add_argument(
         "--ttl",
@@ -33,12 +39,30 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--size", type=int, default=200, metavar="BYTES", help="how long an answer is; 200"
     )
+    gateway = parser.add_argument_group("of a gateway")
+    gateway.add_argument("--gateway", action="store_true", help="size a gateway")
+    for flag, kind, name, what in (
+        ("--targets", int, "N", "to how many targets an event goes; 1"),
+        ("--seconds", float, "N", "how long an attempt takes; 0.1"),
+        ("--fails", float, "PART", "which part of the attempts fails; 0.02"),
+        ("--body", int, "BYTES", "how long an event is; 1000"),
+        ("--retention", duration, "TIME", "how long events are kept; 30d"),
+        ("--remember", duration, "TIME", "how long their keys are known; 7d"),
+    ):
+        gateway.add_argument(flag, type=kind, metavar=name, help=what)
     add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a row for each backend."""
+    """Print a row for each backend, or for each store of a gateway."""
+    given = {
+        name: value for name in _OF_A_GATEWAY if (value := getattr(arguments, name)) is not None
+    }
+    if arguments.gateway:
+        return _gateway(arguments, given)
+    if given:
+        raise CommandError(f"--{next(iter(given))} goes with --gateway")
     from oncekey.operate import plan
     from oncekey.operate.planning import measured
 
@@ -63,4 +87,39 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     out.line(f"from bytes a key measured on {measured()['date']} ({measured()['made_by']})")
+    return 0
+
+
+def _gateway(arguments: argparse.Namespace, given: dict[str, Any]) -> int:
+    from oncekey.operate import GatewayLoad, plan_gateway
+    from oncekey.operate.sizing import BUSY, MEASURED
+
+    load = GatewayLoad(arguments.rate, **given)
+    plans = {store: plan_gateway(load, store=store) for store in ("sqlite", "postgresql")}
+    out = Output(arguments)
+    if out.as_json:
+        out.json({store: dataclasses.asdict(one) for store, one in plans.items()})
+        return 0
+    one = plans["postgresql"]
+    out.line(
+        f"{one.attempts:.3g} attempts of a delivery, {one.in_flight:,.1f} at a time for each "
+        f"target: {counted(one.slots, 'slot')} on all nodes together (concurrency x nodes)"
+    )
+    out.table(
+        ["store", ">gateway", ">postgresql", ">events a day", ">history", ">keys"],
+        [
+            [
+                store,
+                f"{plan.gateway_cores:,.2f} cores",
+                f"{plan.store_cores:,.2f} cores" if plan.store_cores else "-",
+                bytes_text(plan.events_a_day),
+                bytes_text(plan.history),
+                bytes_text(plan.keys),
+            ]
+            for store, plan in plans.items()
+        ],
+    )
+    if plans["sqlite"].gateway_cores > 1:
+        out.line("SQLite is for the processes of one machine: this load is PostgreSQL's")
+    out.line(f"cores and slots {BUSY:.0%} busy; costs measured on {MEASURED}, see docs: Scale")
     return 0

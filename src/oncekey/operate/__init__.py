@@ -9,12 +9,15 @@ from oncekey.operate.evicting import Eviction, aevict, evict
 from oncekey.operate.inspecting import Inspection, ainspect, inspect
 from oncekey.operate.listing import Listing
 from oncekey.operate.planning import Plan, plan
+from oncekey.operate.sizing import GatewayLoad, GatewayPlan, plan_gateway
 from oncekey.operate.statistics import Stats, astats, stats
 from oncekey.operate.stuck import astuck, stuck
 from oncekey.operate.sweeping import Swept, asweep, sweep
 
 __all__ = [
     "Eviction",
+    "GatewayLoad",
+    "GatewayPlan",
     "Inspection",
     "Listing",
     "Plan",
@@ -28,6 +31,7 @@ __all__ = [
     "evict",
     "inspect",
     "plan",
+    "plan_gateway",
     "stats",
     "stuck",
     "sweep",
