@@ -77,6 +77,7 @@ def test_the_manifests_fit_together() -> None:
     for one in (*pod["spec"]["initContainers"], container):
         assert one["securityContext"]["readOnlyRootFilesystem"] is True
         assert one["securityContext"]["allowPrivilegeEscalation"] is False
+    assert "/tmp" in [one["mountPath"] for one in container["volumeMounts"]]  # workers need it
     assert pod["spec"]["securityContext"]["runAsUser"] == int(last_stage()["USER"])
 
 
