@@ -284,7 +284,7 @@ def _closing(thing: Any) -> Any:
 async def block(store: Any, key: str, payload: object = None, **options: Any) -> AsyncIterator[Any]:
     """``store.transaction(...)``, sync or async."""
     transaction = store.transaction(key, payload, **options)
-    if hasattr(transaction, "__aenter__"):
+    if transaction.awaits:
         async with transaction as tx:
             yield tx
     else:

@@ -21,15 +21,25 @@ __all__ = ["AsyncBlock", "Block", "OpenClaim"]
 class OpenClaim:
     """What ``guard()`` hands out: the claim, or the answer that is already there.
 
-    Attributes:
-        replayed: The work was done before; ``answer`` is what it gave. After the block also: a
-            worker that took the key over was done first, and its outcome counts.
+    A block has to look at ``replayed``, or at ``answer``: one that is left on a replay without a
+    look did its work twice, and is told so by a ``LookupError``.
     """
 
     def __init__(self, claim: Claim | None, answer: Any = None) -> None:
         self.claim = claim
-        self.replayed = claim is None
+        self._replayed = claim is None
         self._answer = answer
+        self.seen = False  # whether anybody looked
+
+    @property
+    def replayed(self) -> bool:
+        """The work was done before; ``answer`` is what it gave.
+
+        After the block also: a worker that took the key over was done first, and its outcome
+        counts.
+        """
+        self.seen = True
+        return self._replayed
 
     @property
     def answer(self) -> Any:
@@ -38,11 +48,13 @@ class OpenClaim:
         Raises:
             LookupError: It is set on a replay: look at ``replayed`` first.
         """
+        self.seen = True
         return self._answer
 
     @answer.setter
     def answer(self, value: Any) -> None:
         if self.claim is None and value is not self._answer:
+            self.seen = True  # and told
             raise LookupError(
                 "there is an answer already: this key was done before, and nothing is to be done "
                 "again. Put the work of the block under 'if not claim.replayed:', and read "
@@ -106,7 +118,15 @@ class OpenClaim:
 
     def _settle(self, result: engine.Result) -> None:
         """Take the official outcome: another worker's, if this one was fenced off."""
-        self._answer, self.replayed = result
+        self._answer, self._replayed = result
+
+    def _left(self, exc: BaseException | None, operation: str) -> None:
+        """Tell of a block that ran for a key that was done before, and never looked."""
+        if exc is None and not self.seen:
+            raise LookupError(
+                f"{operation}: its block ran once more for a key that was done before, and never "
+                "looked at claim.replayed. Put its work under 'if not claim.replayed:'"
+            )
 
     def _settle_failed(self, instead: engine.Result | None, error: BaseException) -> None:
         """An error that is the outcome is none where another worker's answer is recorded."""
@@ -119,6 +139,7 @@ class OpenClaim:
 
     def _held(self) -> Claim:
         if self.claim is None:
+            self.seen = True
             raise LookupError(
                 "the work was done before, so there is no call to make: look at "
                 "claim.replayed first"
@@ -171,7 +192,8 @@ class Block(OnlySync):
             except BaseException as error:  # interrupted: the block will not run
                 engine.give_up(self._store, job, claim, error)
                 raise
-        return OpenClaim(None, job.replay(claim))
+        self._open = OpenClaim(None, job.replay(claim))
+        return self._open
 
     def __exit__(
         self,
@@ -181,6 +203,8 @@ class Block(OnlySync):
     ) -> None:
         opened = self._open
         if opened is None or opened.claim is None or self._beat is None:
+            if opened is not None:
+                opened._left(exc, self._job.operation)
             return
         opened.claim.ended = True
         if self._token is not None:
@@ -189,7 +213,7 @@ class Block(OnlySync):
             instead = engine.give_up(self._store, self._job, opened.claim, exc)
             opened._settle_failed(instead, exc)
         else:
-            opened._settle(engine.record(self._store, self._job, opened.claim, opened.answer))
+            opened._settle(engine.record(self._store, self._job, opened.claim, opened._answer))
 
 
 class AsyncBlock(OnlyAsync):
@@ -209,7 +233,8 @@ class AsyncBlock(OnlyAsync):
             await self._guarded.__aenter__()
             self._open = OpenClaim(claim)
             return self._open
-        return OpenClaim(None, job.replay(claim))
+        self._open = OpenClaim(None, job.replay(claim))
+        return self._open
 
     async def __aexit__(
         self,
@@ -218,12 +243,15 @@ class AsyncBlock(OnlyAsync):
         traceback: TracebackType | None,
     ) -> None:
         opened = self._open
-        if opened is None or opened.claim is None:
+        if opened is None:
+            return
+        if opened.claim is None:
+            opened._left(exc, self._job.operation)
             return
         if exc is None:
             await self._guarded.__aexit__(None, None, None)
             opened._settle(
-                await engine.arecord(self._store, self._job, opened.claim, opened.answer)
+                await engine.arecord(self._store, self._job, opened.claim, opened._answer)
             )
             return
         try:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
 from oncekey._core import drive as driving
+from oncekey._core.block import OnlyAsync, OnlySync
 from oncekey._core.call import (
     Job,
     Result,
@@ -71,7 +72,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Transaction(Block, Generic[C]):
+class Transaction(OnlySync, Block, Generic[C]):
     """``with store.transaction(...)``: see the store's method."""
 
     awaits = False
@@ -141,7 +142,7 @@ class _OpenTransaction(Transaction[C]):
         self._abandon()  # interrupted before the first step of __exit__
 
 
-class AsyncTransaction(Block, Generic[C]):
+class AsyncTransaction(OnlyAsync, Block, Generic[C]):
     """``async with store.transaction(...)``: see the store's method."""
 
     awaits = True

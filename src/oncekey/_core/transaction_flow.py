@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, Token
 from time import perf_counter
-from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from oncekey._core.call import (
     CURRENT,
@@ -31,9 +31,9 @@ from oncekey._core.flows import (
     repeatable,
 )
 from oncekey._core.in_hand import Hold, in_hand
-from oncekey._core.sources import C
+from oncekey._core.tx import UNDONE, UNSEEN, Tx
 from oncekey.abc import Loan
-from oncekey.drivers import DriverConnection, connection_of, is_drivers, named
+from oncekey.drivers import DriverConnection, connection_of, is_begun, is_drivers, named
 from oncekey.drivers._deadlines import Deadline, Late, end
 from oncekey.errors import (
     ClaimLostError,
@@ -65,58 +65,6 @@ BUSY_MS: Final = 1000
 FLUSHES: Final = 12  # what an ORM sends at the end is the caller's own work: so many times as long
 ErrorAnswer = Callable[[Exception], Any]
 T = TypeVar("T")
-
-
-_DONE_BEFORE: Final = (
-    "this key was done before, and nothing is to be done again. Put the work of the block under "
-    "'if not tx.replayed:', and read tx.answer after it"
-)
-
-
-class Tx(Generic[C]):
-    """What a transaction hands out: where to write, and the answer if the work was done before.
-
-    Attributes:
-        replayed: The work was done before; ``answer`` is what it gave, and nothing is to be done.
-        claim: The claim, for its fence and attempts. ``None`` on a replay.
-    """
-
-    def __init__(self, connection: C, claim: Claim | None, answer: Any = None) -> None:
-        self._connection = connection
-        self.claim = claim
-        self.replayed = claim is None
-        self._answer = answer
-
-    @property
-    def connection(self) -> C:
-        """What to write on: the connection or session that was passed, or one of the store's own.
-
-        Raises:
-            TransactionRefusedError: The work was done before: look at ``replayed`` first.
-        """
-        if self.claim is None:
-            raise TransactionRefusedError(f"there is nothing to write on: {_DONE_BEFORE}")
-        return self._connection
-
-    @property
-    def answer(self) -> Any:
-        """The stored answer, or what was set in this block.
-
-        Raises:
-            TransactionRefusedError: It is set on a replay: look at ``replayed`` first.
-        """
-        return self._answer
-
-    @answer.setter
-    def answer(self, value: Any) -> None:
-        if self.claim is None and value is not self._answer:
-            raise TransactionRefusedError(f"there is an answer already: {_DONE_BEFORE}")
-        self._answer = value
-
-    @property
-    def session(self) -> C:
-        """The same as ``connection``, where that is a session."""
-        return self.connection
 
 
 _current: ContextVar[Tx] = ContextVar("oncekey_transaction")
@@ -179,6 +127,8 @@ class Block:
     _sent = False  # the commit is under way
     _flushing = False  # the caller's own work is under way
     _left = False  # the connection was, as another may do better
+    _replay: Tx | None = None  # what was handed out where the work was done before
+    _undoes: Any = None  # what undoes all that a block writes for which there is nothing to do
 
     def __init__(self, store: Any, on: Any, job: Job, error_answer: ErrorAnswer | None) -> None:
         self._store = store
@@ -335,7 +285,10 @@ class Block:
         job, claim, connection = self._job, self._claim, self._connection
         if claim is None or connection is None:
             if reply.verdict is ClaimVerdict.REPLAY:
-                return Tx(None, None, job.codec.decode(reply.answer or b"j"))
+                if is_begun(self._on) is False:
+                    self._undoes = self._on.rollback
+                self._replay = Tx(None, None, job.codec.decode(reply.answer or b"j"))
+                return self._replay
             raise refusal(reply, job.operation, job.plan.terms)
         claim.home = weakref.ref(self._store)
         self._tx = tx = Tx(connection.target, claim)
@@ -361,7 +314,9 @@ class Block:
 
     def _exit_flow(self, error: BaseException | None) -> Steps[Result | None]:
         tx, connection = self._tx, self._connection
-        if tx is None or tx.replayed or connection is None:
+        if tx is None or connection is None:
+            if error is None and self._replay is not None and not self._replay.seen:
+                yield from self._undo_unseen()
             return None
         if error is not None:
             return (yield from self._fail(error))
@@ -378,7 +333,18 @@ class Block:
                 raise
             return failed
         self._flushing, self._seconds = False, self._store.timeout
-        return (yield from self._record(tx.answer))
+        return (yield from self._record(tx._answer))
+
+    def _undo_unseen(self) -> Steps[NoReturn]:
+        """Tell of a block that ran for a key that was done before, and never looked."""
+        told = UNSEEN
+        if self._undoes is not None:
+            try:
+                yield Ask(self._undoes)
+                told = UNDONE
+            except Exception as error:  # noqa: BLE001 - what it did not see is told in any case
+                logger.warning("%s: rolling back failed: %s", self._job.operation, error)
+        raise TransactionRefusedError(f"{self._job.operation}: {told}")
 
     def _record(self, value: Any) -> Steps[Result]:
         """Record the answer and commit, or roll back if it is not one to keep."""

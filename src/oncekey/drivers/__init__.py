@@ -186,6 +186,20 @@ def in_one_transaction(
     return done
 
 
+def is_begun(on: Any) -> bool | None:
+    """Whether a connection or session of a caller has a transaction open.
+
+    ``None``: it can't be told, or there is no ``rollback`` that ends what begins on it by itself.
+    """
+    if on is None or not hasattr(on, "rollback"):
+        return None
+    state = getattr(on, "in_transaction", None)
+    if state is None:
+        status = getattr(getattr(on, "info", None), "transaction_status", None)
+        return None if status is None else bool(status)
+    return bool(state() if callable(state) else state)
+
+
 def _library(kind: type) -> str:
     """The file for objects of this type, or of one derived from it."""
     for base in kind.__mro__:
