@@ -21,6 +21,7 @@ from oncekey._core.binding import (
     names,
 )
 from oncekey._core.block import AsyncBlock, Block, OpenClaim
+from oncekey._core.closures import SharedKeysWarning
 from oncekey._core.codec import Codec
 from oncekey._core.fingerprint import fingerprint
 from oncekey._core.flows import Claim, Plan
@@ -52,6 +53,7 @@ __all__ = [
     "OpenClaim",
     "PendingCall",
     "PerCallKeyWarning",
+    "SharedKeysWarning",
     "UnguardedWarning",
     "current_claim",
 ]
@@ -108,9 +110,9 @@ class _Base:
         self._check(function)
         scope = function_scope(self._scope, function, name)
         made = Binding(function, key, ignore, scope, self.policy.but(options))
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None and name == "":
-            made.alone = names.take(self.store, scope, code)
+        inner = inspect.unwrap(function)
+        if getattr(inner, "__code__", None) is not None and name == "":
+            made.alone = names.take(self.store, scope, inner)
         return made
 
     def runner(

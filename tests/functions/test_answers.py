@@ -133,7 +133,7 @@ def test_values_that_json_lacks_come_back_from_every_store(store: Any) -> None:
     once = Once(store)
     for number, answer in enumerate(ANSWERS):
 
-        @once(key="k")
+        @once(key="k", name="work")
         def work(k: int) -> list[Invoice | Receipt] | Any:
             return answer  # noqa: B023 - called at once
 

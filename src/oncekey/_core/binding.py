@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any, Final
 
 from oncekey._core.call import Job
+from oncekey._core.closures import Around, SharedKeysWarning, around, differs, may_differ
 from oncekey._core.codec import Codec
 from oncekey._core.drive import Flow, Op
 from oncekey._core.fingerprint import fingerprint, form
@@ -106,23 +107,63 @@ def function_scope(scope: str, function: Callable[..., Any], name: str | None) -
     return Scope("once", scope, f"{function.__module__}.{function.__qualname__}")
 
 
+class _Holder:
+    """The function that a name stands for."""
+
+    __slots__ = ("around", "code", "told")
+
+    def __init__(self, code: CodeType, around: Around) -> None:
+        self.code = code
+        self.around = around
+        self.told = False  # that another one may be meant by it
+
+
 class _Names:
-    """Which code a name stands for, in each store: the function that was decorated last."""
+    """Which function a name stands for, in each store: the one that was decorated last."""
 
     def __init__(self) -> None:
-        self._codes: weakref.WeakKeyDictionary[Any, dict[bytes, CodeType]]
-        self._codes = weakref.WeakKeyDictionary()
+        self._holders: weakref.WeakKeyDictionary[Any, dict[bytes, _Holder]]
+        self._holders = weakref.WeakKeyDictionary()
 
-    def take(self, store: Any, scope: Scope, code: CodeType) -> Callable[[], bool]:
-        """Let ``scope`` stand for ``code``. What is given back says whether it still does.
+    def take(self, store: Any, scope: Scope, function: Any) -> Callable[[], bool]:
+        """Let ``scope`` stand for ``function``. What is given back says whether it still does.
 
         Asked in calls, not at the next decoration: a module that is loaded again, or a cell of a
         notebook, decorates its functions anew, and nobody calls the old ones.
+
+        Raises:
+            InvalidKeyError: It stands for the same code with other values around it.
         """
-        codes = self._codes.setdefault(store, {})
-        codes[scope.prefix] = code
-        prefix = scope.prefix
-        return lambda: codes[prefix] is code or codes[prefix] == code
+        holders = self._holders.setdefault(store, {})
+        prefix, code = scope.prefix, function.__code__
+        mine = _Holder(code, around(function))
+        before = holders.get(prefix)
+        if before is not None and before.code == code and code.co_freevars:
+            _tell_apart(before, mine, function.__qualname__)
+        holders[prefix] = mine
+        return lambda: holders[prefix] is mine or holders[prefix].code == code
+
+
+def _tell_apart(before: _Holder, mine: _Holder, name: str) -> None:
+    """Refuse one of several functions that a function makes, or warn where they may be the same."""
+    other = differs(before.around, mine.around)
+    if other:
+        raise InvalidKeyError(
+            f"{name} was guarded before with another {other[0]!r} around it, and has no name of "
+            'its own to keep its keys apart from those of others like it: give name="..." to the '
+            "decorator, one for each of them"
+        )
+    mine.told = before.told
+    perhaps = [] if mine.told else may_differ(before.around, mine.around)
+    if perhaps:
+        mine.told = True
+        warnings.warn(
+            f"{name} was guarded before with another {perhaps[0]!r} around it, and both share "
+            'their keys: give name="..." to the decorator, one for each of them if they do '
+            "different things, or one for all",
+            SharedKeysWarning,
+            stacklevel=users_level(),
+        )
 
 
 names = _Names()

@@ -57,7 +57,8 @@ def jsonable(value: Any, path: str = "$") -> Any:
     if isinstance(value, (list, tuple)):
         return [jsonable(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if hasattr(value, "model_dump") and not isinstance(value, type):
-        return jsonable(whole(value, _sealed), path)
+        dumped = whole(value, _sealed)
+        return _refuse(value, path) if hasattr(dumped, "model_dump") else jsonable(dumped, path)
     if is_secret(value):
         return _sealed(value.get_secret_value())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
