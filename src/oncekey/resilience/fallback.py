@@ -5,6 +5,7 @@ All of it that never waits for the store but by the steps of a flow.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, Final
 from oncekey._core.drive import Flow, Op
 from oncekey._core.flows import new_owner
 from oncekey._core.forks import Forking, watch_forks
+from oncekey.errors import StoreFullError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
 from oncekey.resilience.findings import Findings
@@ -174,12 +176,19 @@ class Fallback(Forking):
         self.running[owner] = entry
         try:
             yield Op("append", (entry,), self._steps)
-        except BaseException:
+        except BaseException as error:
             self.running.pop(owner, None)
             self._local.release(key, owner, reply.fence)
+            yield from self._take_back(entry, error)
             raise
         self._bypassed(key, "claim")
         return reply
+
+    def _take_back(self, entry: Entry, error: BaseException) -> Flow[None]:
+        """Say of an entry that nothing came of it: whoever was cut off may have written it."""
+        if not isinstance(error, (StoreFullError, GeneratorExit)):
+            with contextlib.suppress(StoreFullError):
+                yield Op("append", (entry._replace(what="free"),), self._steps)
 
     def complete(
         self, key: Key, owner: bytes, fence: int, answer: bytes, terms: Terms
@@ -224,8 +233,9 @@ class Fallback(Forking):
             entry = _entry("mark", key, new_owner(), 0, b"", terms)
             try:
                 yield Op("append", (entry,), self._steps)
-            except BaseException:
+            except BaseException as error:
                 self._local.drop(key.digest, b"")
+                yield from self._take_back(entry, error)
                 raise
             self.unsettled = True
         self._bypassed(key, "first_seen" if first else ClaimVerdict.REPLAY.value)

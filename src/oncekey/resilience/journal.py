@@ -33,12 +33,14 @@ __all__ = [
     "held",
     "own_directory",
     "pages",
+    "pages_beside",
     "process_name",
     "put_away",
     "read_page",
 ]
 
 SUFFIX: Final = ".journal"
+NEW_SUFFIX: Final = ".new"  # until it is locked: whoever reconciles must not come before that
 KEPT_SUFFIX: Final = ".reconciled"
 KEPT: Final = 32  # reconciled files that stay, so that a process can be named in later findings
 LINE_MOST: Final = 64 * 1_048_576
@@ -191,6 +193,18 @@ def pages(directory: Path, *, reconciled: bool = False) -> Iterator[Path]:
         yield from sorted(directory.glob(f"*{suffix}"), key=lambda path: path.name)
 
 
+def pages_beside(page: Page) -> Iterator[tuple[Page, bool]]:
+    """The other files of its directory, reconciled ones last, and whether each is a later one.
+
+    Another process may put a file away meanwhile: it comes among those that are reconciled then.
+    """
+    for reconciled in (False, True):
+        for path in pages(page.path.parent, reconciled=reconciled):
+            if path.stem != page.path.stem:
+                with contextlib.suppress(FileNotFoundError):
+                    yield read_page(path), path.stem > page.path.stem
+
+
 def own_directory(directory: Path) -> None:
     """Make the directory, for its owner only, or see that nobody else may write to it.
 
@@ -241,6 +255,7 @@ class Journal:
         self.directory = directory
         self._store = store
         self._most = most
+        self._named = 0
         own_directory(directory)
         self._fresh()
 
@@ -288,10 +303,7 @@ class Journal:
                     os.fdatasync(self._file)
                     self._synced = upto
         except OSError as error:
-            raise StoreFullError(
-                f"the journal in {self.directory} can't be written ({error.strerror}), so that no "
-                "call may go on without the store: make room, or give another directory"
-            ) from error
+            raise self._refused(error) from error
 
     def _write(self, line: bytes) -> None:
         try:
@@ -305,18 +317,23 @@ class Journal:
         self._size += len(line)
 
     def _open(self) -> None:
-        name = f"{time.time_ns():020d}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        # Files of one process are in their order, whatever its clock does: what runs goes along to
+        # the next one.
+        self._named = max(time.time_ns(), self._named + 1)
+        name = f"{self._named:020d}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
         path = self.directory / name
+        new = path.with_suffix(NEW_SUFFIX)
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
+        self._file = os.open(new, flags, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._path, self._size = path, 0
             self._write(_line({"v": 1, "process": process_name(), "store": self._store}))
+            new.rename(path)
         except BaseException:  # without its head, the first entry would be read as that
             file, self._file = self._file, -1
             os.close(file)
-            path.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
             raise
         folder = os.open(self.directory, os.O_RDONLY)
         try:
@@ -325,26 +342,58 @@ class Journal:
             os.close(folder)
 
     def turn(self, running: Callable[[], Iterable[Entry]]) -> None:
-        """Go on in a new file, with what still runs; the last one may be reconciled now."""
+        """Go on in a new file, with what still runs; the last one may be reconciled now.
+
+        Raises:
+            StoreFullError: There is no room for what runs. The last file goes on.
+        """
         with self._writing, self._syncing:
             if self._file < 0:
                 return
             carried = list(running())
             os.fdatasync(self._file)
             self._synced = self._written  # for those that wrote, and wait for their turn to sync
-            old, self._file = self._file, -1
+            old, path, size = self._file, self._path, self._size
+            self._file = -1
             try:
                 if carried:
                     self._open()
                     for entry in carried:
                         self._write(entry.line())
                     os.fdatasync(self._file)
-            finally:
-                os.close(old)
+            except BaseException as error:
+                if self._file >= 0:
+                    if self._path is not None:  # while nobody else may read it
+                        self._path.unlink(missing_ok=True)
+                    os.close(self._file)
+                self._file, self._path, self._size = old, path, size
+                if isinstance(error, OSError):
+                    raise self._refused(error) from error
+                raise
+            os.close(old)
+
+    def _refused(self, error: OSError) -> StoreFullError:
+        return StoreFullError(
+            f"the journal in {self.directory} can't be written ({error.strerror}), so that no "
+            "call may go on without the store: make room, or give another directory"
+        )
 
     def close(self) -> None:
         """Give the file to whoever reconciles."""
         self.turn(tuple)
+
+
+_holding: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked child: a lock is held for as long as any process has the file open."""
+    while _holding:
+        os.close(_holding.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -355,6 +404,7 @@ def held(path: Path) -> Iterator[bool]:
     except OSError:
         yield False
         return
+    _holding.add(file)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -363,7 +413,9 @@ def held(path: Path) -> Iterator[bool]:
             return
         yield path.exists()  # it may have been put away before the lock was had
     finally:
-        os.close(file)
+        if file in _holding:  # else this is a child, in which it is closed already
+            _holding.discard(file)
+            os.close(file)
 
 
 def put_away(path: Path) -> None:

@@ -26,6 +26,7 @@ from oncekey.resilience.journal import (
     held,
     own_directory,
     pages,
+    pages_beside,
     put_away,
     read_page,
 )
@@ -204,13 +205,16 @@ class Reconciling:
             )
         made = Reconciled(files=1, damaged=page.damaged)
         began: dict[bytes, Entry] = {}
+        freed = {entry.owner for entry in page.entries if entry.what == "free"}
         for entry in page.entries:
+            if entry.what in ("claim", "mark") and entry.owner in freed:
+                continue  # a mark that was taken back: nobody was told that it was the first
             if entry.what == "claim":
                 began[entry.owner] = entry
                 continue
-            claim = began.pop(entry.owner, None)
             if entry.what == "free":
                 continue
+            claim = began.pop(entry.owner, None)
             how, other = yield from settle_entry(entry)
             if how == "duplicate":
                 self._tell(page, claim, entry, other)
@@ -227,13 +231,16 @@ class Reconciling:
         return made
 
     def _unfinished(self, page: Page, began: dict[bytes, Entry]) -> Iterable[Entry]:
-        """Claims that have no outcome in any file: they may have been carried to another one."""
-        if not began:
-            return []
-        for path in pages(self.directory):
-            if path != page.path:
-                for entry in read_page(path).entries:
-                    began.pop(entry.owner, None)
+        """Claims that have no outcome in any file: they may have been carried to a later one.
+
+        Somebody else may be at that one already, and so may look at this one: only one of the two
+        may leave it to the other.
+        """
+        if began:
+            for other, later in pages_beside(page):
+                for entry in other.entries:
+                    if later or entry.what != "claim":
+                        began.pop(entry.owner, None)
         return list(began.values())
 
     def _tell(self, page: Page, claim: Entry | None, entry: Entry, other: Record | None) -> None:
@@ -251,31 +258,30 @@ class Reconciling:
         if other is not None:
             if entry.fingerprint and other.fingerprint:
                 same = entry.fingerprint == other.fingerprint
-            theirs = self._theirs(other)
+            theirs = self._theirs(page, other)
         shown = entry.digest.hex()
         name = finding_id("duplicate", entry.digest, entry.owner)
         found = Finding(name, "duplicate", shown, entry.scope, 0.0, (ours, theirs), same)
         emit(EventKind.SLIPPED, entry.key, "reconcile", fence=entry.fence)
         self._add(found, "")
 
-    def _theirs(self, other: Record) -> Side:
+    def _theirs(self, page: Page, other: Record) -> Side:
         """The other side, as the store has it; and who that was, if a journal knows."""
         states = {State.COMPLETED: "completed", State.PENDING: "running"}
         state = states.get(other.state, "unfinished")
         if other.state is State.PENDING and other.lease_until <= time.time() * 1000:
             state = "unfinished"
-        process, ended = self._by_owner(other.owner)
+        process, ended = self._by_owner(page, other.owner)
         began = other.fence / 1_000_000 if other.owner else 0.0  # a mark's lies past its window
         return Side("store", process, state, began, ended, other.owner.hex()[:12])
 
-    def _by_owner(self, owner: bytes) -> tuple[str, float]:
+    def _by_owner(self, page: Page, owner: bytes) -> tuple[str, float]:
         if self._owners is None:
             self._owners = {}
-            for reconciled in (True, False):
-                for path in pages(self.directory, reconciled=reconciled):
-                    page = read_page(path)
-                    for entry in page.entries:
-                        self._owners[entry.owner] = page.process, entry.at / 1000
+            for one in (*(other for other, _ in pages_beside(page)), page):
+                for entry in one.entries:
+                    if entry.what != "claim" or entry.owner not in self._owners:
+                        self._owners[entry.owner] = one.process, entry.at / 1000
         return self._owners.get(owner, ("", 0.0))
 
     def _tell_unfinished(self, page: Page, entry: Entry) -> None:

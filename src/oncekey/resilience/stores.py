@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oncekey._core.drive import arun, run
+from oncekey._core.tasks import uncancelled
 from oncekey.abc import AsyncStore, Store
 from oncekey.errors import StoreError, StoreUnavailableError
 from oncekey.models import ClaimReply, Key, Record, Terms
@@ -213,5 +214,5 @@ class AsyncJournalSteps:
         await asyncio.sleep(AWAY_POLL)
 
     async def append(self, entry: Entry) -> None:
-        """Write one entry, in a thread."""
-        await asyncio.to_thread(self._journal.append, entry)
+        """Write one entry, in a thread, which a cancellation does not stop: so it waits for it."""
+        await uncancelled(asyncio.to_thread(self._journal.append, entry))
