@@ -7,8 +7,10 @@ the store's own clock stands still there: a slow machine delays those tests and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -499,6 +501,26 @@ def test_claims_in_order_share_one_timer() -> None:
         await asyncio.gather(*tasks)
 
     run_seeded(1, main)
+
+
+def test_a_closed_loop_is_not_kept_alive_by_calls_that_nobody_ended() -> None:
+    """They were thrown away with it: the next loop lets go of all."""
+    store = MemoryBackend()
+    work = sleeper(store, 1000)
+
+    async def leave() -> None:
+        asyncio.get_running_loop().create_task(work("k"))
+        await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # "destroyed but it is pending"
+    loop.run_until_complete(leave())
+    loop.close()
+    gone = weakref.ref(loop)
+    del loop
+    asyncio.run(sleeper(store, 0)("other"))
+    gc.collect()
+    assert gone() is None
 
 
 @virtual

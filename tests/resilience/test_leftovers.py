@@ -15,7 +15,7 @@ from tests.resilience.conftest import TERMS, Away, key
 
 from oncekey import Once, SQLiteStore
 from oncekey._core.drive import run
-from oncekey.errors import StoreFullError
+from oncekey.errors import StoreFullError, StoreUnavailableError
 from oncekey.models import ClaimVerdict, State
 from oncekey.resilience import Breaker, BreakerState, around, fallback, resilient
 from oncekey.testing import ManualClock
@@ -175,6 +175,40 @@ def test_what_is_decided_here_is_no_answer_of_the_store(left: Left) -> None:
     assert not left.store.first_seen(key("mark"), TERMS)
     assert left.store.read(key("k")).owner == ONE
     assert left.store.breaker.state is not BreakerState.CLOSED
+
+
+def test_what_ran_when_the_store_went_away_holds_its_key_here(left: Left, away: Away) -> None:
+    """A copy in the same process does not run beside it, for as long as it is renewed."""
+    away.end()
+    reply = left.claim("k")
+    away.begin()
+    assert left.claim("k", TWO).verdict is ClaimVerdict.IN_FLIGHT
+    assert left.claim("k", TWO, b"other").verdict is ClaimVerdict.CONFLICT
+    left.end_leases(0.5)
+    assert left.store.renew(key("k"), ONE, reply.fence, TERMS)
+    left.end_leases(0.9)
+    assert left.claim("k", TWO).verdict is ClaimVerdict.IN_FLIGHT
+    assert left.store.complete(key("k"), ONE, reply.fence, b"j1", TERMS)
+    assert left.claim("k", TWO).answer == b"j1"
+    left.answers()
+    assert left.claim("k", TWO).answer == b"j1"
+    assert left.unfinished() == 0
+
+
+@pytest.mark.parametrize("end", ["released", "cut off", "done"])
+def test_and_no_longer(left: Left, away: Away, end: str) -> None:
+    """What has ended holds nothing, nor does what is not renewed; what is done is asked of none."""
+    away.end()
+    reply = left.claim("k")
+    if end == "done":
+        assert left.store.complete(key("k"), ONE, reply.fence, b"j1", TERMS)
+    away.begin()
+    if end == "cut off":
+        left.end_leases()
+    elif end == "released":
+        with pytest.raises(StoreUnavailableError):
+            left.store.release(key("k"), ONE, reply.fence)
+    assert left.claim("k", TWO).verdict is ClaimVerdict.WON
 
 
 # Reconciliation beside calls

@@ -321,6 +321,10 @@ def _heart_of(claim: Claim, plan: Plan) -> _LoopHeart:
     if known is None or known[0]() is not loop:
         hearts = _loop_hearts.get(loop)
         if hearts is None:
+            for known_loop in _loop_hearts.keyrefs():
+                old = known_loop()
+                if old is not None and old.is_closed():  # calls that nobody ended keep it alive
+                    _loop_hearts.pop(old, None)
             hearts = _loop_hearts[loop] = {}
         known = _latest.hearts = (weakref.ref(loop), hearts)
     name = (claim.terms.lease_ms, plan.monotonic)

@@ -133,7 +133,7 @@ class Around:
                     raise
             else:
                 if self._fallback is not None and reply.verdict is ClaimVerdict.WON:
-                    self._fallback.won(owner, mark)
+                    self._fallback.won(key, owner, mark, reply, terms)
                 return reply
         return (yield from here.claim(key, owner, mark, terms))
 
@@ -149,6 +149,8 @@ class Around:
                 if here is None:
                     raise
             else:
+                if here is not None:
+                    here.settled(key, owner)
                 return held
         done = yield from here.complete(key, owner, fence, answer, terms)
         self._look(here)
@@ -165,13 +167,17 @@ class Around:
             if here is None:
                 raise
             # Nobody else can take it over now; its completion shows whether somebody did.
-            return not here.lost(key, owner)
+            held = not here.lost(key, owner)
+        if held and here is not None:
+            here.renewed(key, owner, terms)
         return held
 
     def _release(self, key: Key, owner: bytes, fence: int | None) -> Flow[bool]:
         here = self._fallback
         if here is not None and here.runs(key, owner):
             return (yield from here.release(key, owner, fence))
+        if here is not None:
+            here.settled(key, owner)  # whether or not the store hears of it
         held: bool = yield from self._op("release", key, owner, fence)
         return held
 

@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from oncekey._core.drive import Flow, Op
 from oncekey._core.flows import new_owner
 from oncekey._core.forks import Forking, watch_forks
+from oncekey._core.transitions import claim
 from oncekey.errors import StoreFullError
 from oncekey.instrument.events import EventKind, emit
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
@@ -33,31 +34,31 @@ __all__ = ["Fallback"]
 
 logger = logging.getLogger("oncekey")
 
+T = TypeVar("T")
 TRY_AGAIN: Final = 5.0  # seconds after a reconciliation that failed, or never began
 
 
-class _Fingerprints:
-    """With which payloads claims were won, by owner: a completion does not say.
-
-    Two generations, so that it never grows.
-    """
+class _Recent(Generic[T]):
+    """What was put last, by some id. Two generations, so that it never grows."""
 
     LIMIT: Final = 4096
 
     def __init__(self) -> None:
-        self._new: dict[bytes, bytes] = {}
-        self._old: dict[bytes, bytes] = {}
+        self._new: dict[bytes, T] = {}
+        self._old: dict[bytes, T] = {}
 
-    def put(self, owner: bytes, fingerprint: bytes) -> None:
+    def put(self, name: bytes, value: T) -> None:
         if len(self._new) >= self.LIMIT:
             self._old, self._new = self._new, {}
-        self._new[owner] = fingerprint
+        self._new[name] = value
 
-    def get(self, owner: bytes) -> bytes:
-        return self._new.get(owner) or self._old.get(owner, b"")
+    def get(self, name: bytes) -> T | None:
+        found = self._new.get(name)
+        return self._old.get(name) if found is None else found
 
-    def __contains__(self, owner: bytes) -> bool:
-        return owner in self._new or owner in self._old
+    def drop(self, name: bytes) -> None:
+        self._new.pop(name, None)
+        self._old.pop(name, None)
 
 
 class Fallback(Forking):
@@ -85,8 +86,11 @@ class Fallback(Forking):
         self._local = LocalRecords(entries, lapsed=self._lapsed)
         self._journal = Journal(directory, self._name, journal_bytes)
         self._steps = steps(self._journal)
-        self._won = _Fingerprints()  # of claims that the store has given
-        self._ended = _Fingerprints()  # of claims made here that lapsed: their owners may live yet
+        # Payloads by owner, as a completion does not say: of claims that the store has given, and
+        # of claims made here that lapsed, whose owners may live yet.
+        self._won: _Recent[bytes] = _Recent()
+        self._ended: _Recent[bytes] = _Recent()
+        self._given: _Recent[Record] = _Recent()  # by key: what runs here that the store has given
         self.running: dict[bytes, Entry] = {}  # by owner: what must be in the file that is written
         self._reconciling = False
         self._look_at = 0.0
@@ -100,6 +104,7 @@ class Fallback(Forking):
         self._journal.fork()
         self._local.fork()
         self.running.clear()
+        self._given = _Recent()
         self._reconciling = False
 
     def close(self) -> None:
@@ -157,18 +162,48 @@ class Fallback(Forking):
 
     def lost(self, key: Key, owner: bytes) -> bool:
         """Whether this owner's claim was made here, and is another one's by now."""
-        record = self._local.get(key) if owner in self._ended else None
+        record = self._local.get(key) if self._ended.get(owner) is not None else None
         return record is not None and record.owner != owner
 
-    def won(self, owner: bytes, fingerprint: bytes) -> None:
+    def won(
+        self, key: Key, owner: bytes, fingerprint: bytes, reply: ClaimReply, terms: Terms
+    ) -> None:
         """Take note of a claim that the store has given."""
         self._won.put(owner, fingerprint)
+        until = self._local.now_us() // 1000 + terms.lease_ms
+        ends = until + terms.ttl_ms
+        fields = (State.PENDING, owner, reply.fence, fingerprint, until, ends, ends, reply.attempts)
+        self._given.put(key.digest, Record(*fields, None))
+
+    def renewed(self, key: Key, owner: bytes, terms: Terms) -> None:
+        """Such a claim lives: it was renewed, or would have been if the store were there."""
+        given = self._given.get(key.digest)
+        if given is not None and given.owner == owner:
+            until = self._local.now_us() // 1000 + terms.lease_ms
+            self._given.put(key.digest, given._replace(lease_until=until))
+
+    def settled(self, key: Key, owner: bytes) -> None:
+        """Such a claim is over."""
+        given = self._given.get(key.digest)
+        if given is not None and given.owner == owner:
+            self._given.drop(key.digest)
+
+    def _beside(
+        self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms
+    ) -> ClaimReply | None:
+        """What a claim is answered whose key has run here since before the store went away."""
+        given = self._given.get(key.digest)
+        if given is None or given.owner == owner or key in self._local:
+            return None
+        reply, written = claim(given, owner, fingerprint, terms, self._local.now_us())
+        return reply if written is None else None
 
     # While the store is away
 
     def claim(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> Flow[ClaimReply]:
         """Claim without the store. Whoever wins is in the journal before it runs."""
-        reply = self._local.claim(key, owner, fingerprint, terms)
+        beside = self._beside(key, owner, fingerprint, terms)
+        reply = beside or self._local.claim(key, owner, fingerprint, terms)
         if reply.verdict is not ClaimVerdict.WON:
             self._bypassed(key, reply.verdict.value)
             return reply
@@ -201,10 +236,11 @@ class Fallback(Forking):
         elif (record is not None and record.state is State.PENDING) or self.lost(key, owner):
             return False  # somebody else runs it here by now, or has
         else:
-            fingerprint = self._won.get(owner) or self._ended.get(owner)
+            fingerprint = self._won.get(owner) or self._ended.get(owner) or b""
         entry = _entry("done", key, owner, fence, fingerprint, terms, answer)
         yield Op("append", (entry,), self._steps)
         self.running.pop(owner, None)
+        self.settled(key, owner)
         self.unsettled = True
         if here:
             return self._local.complete(key, owner, fence, answer, terms)

@@ -45,6 +45,10 @@ class LocalRecords:
         self._lock = threading.Lock()
         self._running.clear()
 
+    def now_us(self) -> int:
+        """Microseconds since 1970, as this table counts them."""
+        return int(self._clock() * 1_000_000)
+
     def __contains__(self, key: Key) -> bool:
         return bool(self._done or self._running) and (
             key.digest in self._done or key.digest in self._running
@@ -80,7 +84,7 @@ class LocalRecords:
         if record.owner and record.state is not State.PENDING:
             return False
         until = record.lease_until if record.state is State.PENDING else record.expires_at
-        return int(self._clock() * 1000) >= until + grace_ms
+        return self.now_us() // 1000 >= until + grace_ms
 
     def copy(self, key: Key, owner: bytes, fingerprint: bytes, terms: Terms) -> ClaimReply | None:
         """Decide a claim by what is held here, in one step. ``None``: nothing is, or it is won."""
@@ -88,7 +92,7 @@ class LocalRecords:
             record = self._held(key.digest)
             if record is None:
                 return None
-            now = int(self._clock() * 1_000_000)
+            now = self.now_us()
             reply, written = claim(record, owner, fingerprint, terms, now)
         return reply if written is None else None
 
@@ -130,7 +134,7 @@ class LocalRecords:
             StoreFullError: As much runs as there is room for.
         """
         with self._lock:
-            now = int(self._clock() * 1_000_000)
+            now = self.now_us()
             found = self._of(key.digest)
             reply, record = claim(found, owner, fingerprint, terms, now)
             if record is not None:
@@ -183,7 +187,7 @@ class LocalRecords:
         terms: Terms,
         answer: bytes | None = None,
     ) -> bool:
-        now = int(self._clock() * 1000)
+        now = self.now_us() // 1000
         held, record = settle(self._of(key.digest), event, owner, fence, terms, now, answer)
         if record is not None and record.state is State.COMPLETED:
             self._running.pop(key.digest, None)
@@ -202,7 +206,7 @@ class LocalRecords:
         """Decide a first-seen call."""
         with self._lock:
             found = self._of(key.digest)
-            record = mark(found, terms, int(self._clock() * 1_000_000))
+            record = mark(found, terms, self.now_us())
             if record is None:
                 return False
             if found is not None:
