@@ -14,8 +14,9 @@ import pytest
 
 from oncekey.cli import main
 from oncekey.errors import PolicyError
+from oncekey.inbox import TargetPolicy
 from oncekey.operate import GatewayLoad, plan_gateway
-from oncekey.operate.sizing import attempts_of, backlog_after
+from oncekey.operate.sizing import TRIES, attempts_of, backlog_after
 
 SCRIPT = Path(__file__).parents[2] / "scripts/scale.py"
 
@@ -104,6 +105,7 @@ def test_a_gateway_is_sized_on_the_command_line(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "slots on all nodes together" in told
     assert "SQLite is for the processes of one machine" in told
+    assert TargetPolicy().tries == TRIES
     small = plan_gateway(GatewayLoad(10), store="sqlite")
     assert small.store_cores == 0
     assert plan_gateway(GatewayLoad(10, targets=0)).slots > 0

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncekey.errors import PolicyError
-from oncekey.inbox.policy import TargetPolicy
 from oncekey.policy import Duration, milliseconds
 
 __all__ = ["GatewayLoad", "GatewayPlan", "attempts_of", "backlog_after", "plan_gateway"]
 
 BUSY: Final = 0.7
 """Of slots and cores: above it a queue grows long at every gust."""
+
+TRIES: Final = 12
+"""Of a delivery, by a target's policy where the config says nothing."""
 
 MEASURED: Final = "2026-11-18"
 TAKE_US, SEND_US = 172.0, 104.0  # of the gateway's processor: an event, and each attempt
@@ -87,14 +89,12 @@ def attempts_of(fails: float, tries: int) -> float:
     return float(tries) if fails >= 1 else (1 - fails**tries) / (1 - fails)
 
 
-def plan_gateway(
-    load: GatewayLoad, policy: TargetPolicy | None = None, store: str = "postgresql"
-) -> GatewayPlan:
+def plan_gateway(load: GatewayLoad, tries: int = TRIES, store: str = "postgresql") -> GatewayPlan:
     """What a gateway needs for a load.
 
     Args:
         load: What comes in.
-        policy: Of its targets; the default one if not given.
+        tries: How often a delivery is tried, as the policy of its target says.
         store: ``postgresql`` or ``sqlite``.
 
     Raises:
@@ -104,7 +104,7 @@ def plan_gateway(
         >>> plan_gateway(GatewayLoad(100)).slots
         15
     """
-    attempts = attempts_of(load.fails, (policy or TargetPolicy()).tries)
+    attempts = attempts_of(load.fails, tries)
     in_flight = load.rate * attempts * load.seconds
     sent = load.targets * attempts
     second = load.rate * (load.body + EVENT_BYTES[store] * max(sent, 1))
@@ -122,10 +122,10 @@ def plan_gateway(
 
 
 def backlog_after(
-    load: GatewayLoad, outage: float, slots: int, policy: TargetPolicy | None = None
+    load: GatewayLoad, outage: float, slots: int, tries: int = TRIES
 ) -> tuple[float, float]:
     """What waits when a target comes back, and the seconds until nothing does any more."""
-    attempts = attempts_of(load.fails, (policy or TargetPolicy()).tries)
+    attempts = attempts_of(load.fails, tries)
     capacity = slots / (load.seconds * attempts)
     waits = load.rate * outage
     return waits, waits / (capacity - load.rate) if capacity > load.rate else math.inf
