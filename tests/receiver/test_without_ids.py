@@ -34,6 +34,18 @@ def test_two_events_that_are_alike_are_both_handled(name: str) -> None:
     assert len(set(seen)) == 3
 
 
+@pytest.mark.parametrize("name", REPEATING)
+def test_that_copies_are_not_told_apart_is_said(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, when the receiver is made; who says what an event is hears nothing."""
+    WebhookReceiver(sample_provider(name), MemoryStore(), key=str)
+    assert caplog.text == ""
+    WebhookReceiver(sample_provider(name), MemoryStore())
+    assert f"webhook {name}: its deliveries have no id" in caplog.text
+    assert "pass key=" in caplog.text
+
+
 def test_more_alike_than_one_key_may_have_in_a_minute_are_handled() -> None:
     """The limit of one key is not theirs: each is a key of its own."""
     delivery, seen = sample("dropbox", body=CHANGE), list[object]()

