@@ -219,7 +219,7 @@ async def test_once_decorator_runs_in_a_transaction(
 ) -> None:
     """``@once(transactional=True)``: effect and answer together, replays, conflicts, failures."""
     once: Any = (Once if route.world == "sync" else AsyncOnce)(store)
-    pay = once(key="key", transactional=True, on=caller.on)(work.handler("once"))
+    pay = once(key="key", name="pay", transactional=True, on=caller.on)(work.handler("once"))
     work.error = KeyError("no")
     with pytest.raises(KeyError):
         await done(pay(name, 1))
