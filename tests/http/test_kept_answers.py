@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import pytest
 from tests.http.conftest import Make
@@ -10,6 +11,9 @@ from tests.http.doors import JSON, Calls, Handled
 
 from oncekey import current_claim
 from oncekey._core import at_hand
+from oncekey.http.answer import Answer
+from oncekey.http.facts import wsgi_facts
+from oncekey.http.routes import Routes, Seen
 from oncekey.instrument import EventKind, subscribe
 from oncekey.testing import ManualClock
 
@@ -99,3 +103,18 @@ def test_long_answers_are_not_at_hand(make: Make, store: Any, clock: ManualClock
         door.post(str(length))
         clock.advance(61)  # gone from the store, and there by this process's own clock
         assert door.post(str(length)).replayed is not run_again
+
+
+def test_replays_at_hand_of_a_route_are_told() -> None:
+    """The same where a single view is guarded."""
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    environ |= {"REQUEST_METHOD": "POST", "HTTP_AUTHORIZATION": "Bearer a"}
+    facts = wsgi_facts(environ, "Idempotency-Key", environ)
+    routes: Any = Routes("memory://", cache_entries=9)
+    seen: list[EventKind] = []
+    with subscribe(lambda event: seen.append(event.kind)):
+        for _ in range(3):
+            routes.run("k", facts, b"{}", lambda: Seen("made", Answer(201, (), b"1")))
+    assert seen.count(EventKind.REPLAY) == 2
+    assert seen.count(EventKind.FIRST) == 1
