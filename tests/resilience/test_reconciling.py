@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import gc
 import itertools
 import os
 import shutil
@@ -33,6 +34,7 @@ from oncekey.resilience.journal import (
     read_page,
 )
 from oncekey.resilience.reconcile import Reconciling
+from oncekey.testing import ManualClock
 
 NAME = "SQLiteStore"
 
@@ -98,7 +100,7 @@ def turned(directory: Path) -> list[Path]:
     journal = Journal(directory, NAME, 10_000)
     journal.append(entry("a", "claim"))
     journal.turn(lambda: [entry("a", "claim")])
-    os.close(journal._file)
+    del journal  # as it is closed with its process
     return list(pages(directory))
 
 
@@ -240,6 +242,60 @@ def test_a_call_that_is_cancelled_while_it_is_written_is_taken_back(
         await store.aclose()
 
     asyncio.run(main())
+
+
+def test_a_dropped_store_leaves_its_journal(opened: Any, away: Away, tmp_path: Path) -> None:
+    """One that was made anew, in the same process, reconciles what the one before it did."""
+
+    def made() -> Any:
+        return resilient(
+            opened, on_outage="open", journal=tmp_path / "journal", breaker=Breaker(failures=1)
+        )
+
+    store = made()
+    away.begin()
+    reply = store.claim(key("a"), b"o" * 16, b"f", TERMS)
+    assert store.complete(key("a"), b"o" * 16, reply.fence, b"j1", TERMS)
+    del store
+    gc.collect()
+    away.end()
+    assert made().reconcile().inserted == 1
+
+
+def test_a_reconciliation_whose_loop_was_closed_is_done_again(
+    aopened: Any, away: Away, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not even cancelled: what it held is let go, and another does it."""
+    clock = ManualClock(1000.0)
+    breaker = Breaker(failures=1, successes=1, clock=clock)
+    store = resilient(aopened, on_outage="open", journal=tmp_path / "journal", breaker=breaker)
+    fallback: Any = store._fallback
+
+    async def first() -> None:
+        away.begin()
+        reply = await store.claim(key("a"), b"o" * 16, b"f", TERMS)
+        await store.complete(key("a"), b"o" * 16, reply.fence, b"j1", TERMS)
+        away.end()
+        clock.advance(60)
+        with monkeypatch.context() as patch:
+            patch.setattr(fallback._steps, "turn", lambda _: never)
+            await store.read(key("b"))  # it begins
+            await asyncio.sleep(0)
+
+    async def second() -> None:
+        await store.read(key("b"))
+        assert not fallback._reconciling
+        assert (await store.reconcile()).inserted == 1
+        await store.aclose()
+
+    loop = asyncio.new_event_loop()
+    never = loop.create_future()  # what it waits for
+    loop.set_exception_handler(lambda loop, context: None)  # "destroyed but it is pending"
+    loop.run_until_complete(first())
+    loop.close()
+    del loop
+    assert fallback._reconciling
+    asyncio.run(asyncio.wait_for(second(), 60))
 
 
 LINES = [

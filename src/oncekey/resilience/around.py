@@ -70,6 +70,9 @@ class Around:
         """Have the journal reconciled, beside what this call does."""
         raise NotImplementedError
 
+    def _forget_closed(self) -> None:
+        """Let go of reconciliations whose event loop was closed before their end."""
+
     def _asked(self, what: Flow[Any]) -> Flow[Any]:
         """Ask the store, with the breaker looking on."""
         given = self.breaker.admit()
@@ -85,11 +88,12 @@ class Around:
         fallback = self._fallback
         if closed and fallback is not None:
             fallback.look_again()
-        if fallback is not None and (fallback.unsettled or fallback.running):
+        if fallback is not None and fallback.restless:
             self._look(fallback)
         return found
 
     def _look(self, fallback: Fallback) -> None:
+        self._forget_closed()
         if self._is_closed() and fallback.due():
             self._start(fallback)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -83,7 +84,8 @@ class Fallback(Forking):
         self.directory = directory
         self.findings: Findings = findings_in(directory)
         self._name = store_name(store)
-        self._local = LocalRecords(entries, lapsed=self._lapsed)
+        me = weakref.ref(self)  # else the two would keep each other alive, and the journal's file
+        self._local = LocalRecords(entries, lapsed=lambda record: _lapsed(me(), record))
         self._journal = Journal(directory, self._name, journal_bytes)
         self._steps = steps(self._journal)
         # Payloads by owner, as a completion does not say: of claims that the store has given, and
@@ -117,7 +119,7 @@ class Fallback(Forking):
         entries = list(self.running.values())
         return [entry for entry in entries if self._local.runs(entry.key, entry.owner)]
 
-    def _lapsed(self, record: Record) -> None:
+    def lapsed(self, record: Record) -> None:
         """A claim got no outcome within its lease: it was interrupted, or its thread stands still.
 
         Its line in the journal stays without one, so that the next reconciliation tells of it.
@@ -125,6 +127,11 @@ class Fallback(Forking):
         self.running.pop(record.owner, None)
         self._ended.put(record.owner, record.fingerprint)
         self.unsettled = True
+
+    @property
+    def restless(self) -> bool:
+        """Whether there is, or will be, something to reconcile."""
+        return self.unsettled or self._reconciling or bool(self.running)
 
     # What is known here
 
@@ -352,6 +359,11 @@ class Fallback(Forking):
 
     def _forget(self, entry: Entry) -> None:
         self._local.drop(entry.digest, entry.owner)
+
+
+def _lapsed(here: Fallback | None, record: Record) -> None:
+    if here is not None:
+        here.lapsed(record)
 
 
 def _entry(

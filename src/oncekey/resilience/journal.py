@@ -256,6 +256,7 @@ class Journal:
         self._store = store
         self._most = most
         self._named = 0
+        self._file = -1
         own_directory(directory)
         self._fresh()
 
@@ -266,6 +267,11 @@ class Journal:
         self._path: Path | None = None
         self._size = 0
         self._written = self._synced = 0
+
+    def __del__(self) -> None:
+        # Of a store that nobody has any more: its file is for whoever reconciles.
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
 
     def fork(self) -> None:
         """In a child: a file of its own. Closing does not unlock what the parent has."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from oncekey._core.drive import arun, run
@@ -156,6 +156,7 @@ class AsyncResilientStore(Around, Answers):
 
     async def reconcile(self) -> Reconciled:
         """Put what went on without the store into it now. See ``ResilientStore.reconcile``."""
+        self._forget_closed()
         return await arun(self._reconciled(), self.store)
 
     def _start(self, fallback: Fallback) -> None:
@@ -166,6 +167,12 @@ class AsyncResilientStore(Around, Answers):
         task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _forget_closed(self) -> None:
+        for task in [one for one in self._tasks.copy() if one.get_loop().is_closed()]:
+            self._tasks.discard(task)
+            if isinstance(work := task.get_coro(), Coroutine):
+                work.close()  # lets go of what it holds: nobody will ever run it
 
     async def delete_expired(self, now_epoch: float | None = None) -> int:
         """Remove every record past its time, where the store can."""
