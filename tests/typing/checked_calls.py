@@ -27,7 +27,7 @@ from oncekey import (
 )
 from oncekey.adapters.asgi import IdempotencyMiddleware
 from oncekey.adapters.celery import idempotent as celery_idempotent
-from oncekey.receiver import WebhookReceiver
+from oncekey.receiver import AsyncWebhookReceiver, WebhookReceiver
 from oncekey.signatures import provider
 
 once = Once("memory://", ttl=60)
@@ -51,16 +51,19 @@ async def in_a_task() -> None:
 # --- options: a wrong name or type is an error where it is written ----------------------------
 
 Once("memory://", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+AsyncOnce("memory://", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 once(key="a", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 once(key="a", ttl="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 once.guard("k", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 aonce(key="a", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 aonce.guard("k", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 celery_idempotent(once, key="a", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+SQLiteStore("f.db").transaction("k", tll=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 once.transaction("k", tll=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 stripe = provider("stripe", secret="whsec_test")
 WebhookReceiver(stripe, "memory://", retention=86_400, strict_types=True)
 WebhookReceiver(stripe, "memory://", retension=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+AsyncWebhookReceiver(stripe, "memory://", retension=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None: ...
