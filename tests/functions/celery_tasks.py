@@ -23,8 +23,8 @@ app.conf.update(
 store = SQLiteStore(place.database)
 store.now()
 once = Once(store, scope="celery")
-with once.guard("opened before the workers are forked"):
-    pass
+with once.guard("opened before the workers are forked") as claim:
+    assert claim.replayed in (True, False)  # this module is imported once more by the worker
 
 
 @task_postrun.connect

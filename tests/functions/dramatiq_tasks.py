@@ -19,8 +19,8 @@ broker.add_middleware(CurrentMessage())
 dramatiq.set_broker(broker)
 store = SQLiteStore(place.database)
 once = Once(store, scope="dramatiq")
-with once.guard("opened before the workers are forked"):
-    pass
+with once.guard("opened before the workers are forked") as claim:
+    assert claim.replayed in (True, False)  # this module is imported once more by the worker
 
 
 @dramatiq.actor

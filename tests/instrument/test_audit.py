@@ -239,8 +239,8 @@ def test_decisions_of_the_stream_are_audited(tmp_path: Path) -> None:
     once = Once("memory://", scope="the-scope")
     with audit_events(AuditFile(path)):
         for _ in range(2):
-            with once.guard("the-key"):
-                pass
+            with once.guard("the-key") as claim:
+                assert claim.replayed in (True, False)
     made = [json.loads(json.loads(line)[1]) for line in path.read_text().splitlines()]
     assert [one["outcome"] for one in made] == ["first", "completed", "replay"]
     assert {one["provider"] for one in made} == {"guard"}

@@ -106,8 +106,8 @@ def test_without_a_request_a_call_is_one_trace() -> None:
     """Claim, handler and completion hang together also where nobody began a trace."""
     once = Once("memory://")
     with Traced() as traced:
-        with once.guard("k"):
-            pass
+        with once.guard("k") as claim:
+            assert claim.replayed in (True, False)
         spans = traced.spans()
         assert not trace.get_current_span().get_span_context().is_valid
     assert spans["run guard"].parent == spans["oncekey.claim"].get_span_context()
@@ -175,12 +175,12 @@ def test_a_replay_in_another_process_has_its_link_from_a_store(tmp_path: Path) -
     """With ``StoredSpans`` an exporter that never saw the first call knows its span."""
     once = Once(f"sqlite:///{tmp_path}/x.db")
     with Traced(spans=kept_in("stored", tmp_path)()) as traced:
-        with once.guard("k"):
-            pass
+        with once.guard("k") as claim:
+            assert claim.replayed in (True, False)
         handler = traced.spans()["run guard"]
     with Traced(spans=kept_in("stored", tmp_path)()) as traced:
-        with once.guard("k"):
-            pass
+        with once.guard("k") as claim:
+            assert claim.replayed in (True, False)
         [link] = traced.spans()["oncekey.claim"].links
     assert (link.context.trace_id, link.context.span_id) == ids(handler)
     assert link.context.is_remote
@@ -192,13 +192,13 @@ def test_the_spans_kept_in_a_process_are_bounded(tmp_path: Path) -> None:
     once = Once("memory://")
     with Traced(spans=kept_in("local", tmp_path)()) as traced:
         for key in ("a", "b", "c"):
-            with once.guard(key):
-                pass
+            with once.guard(key) as claim:
+                assert claim.replayed in (True, False)
         traced.spans()
         links = {}
         for key in ("a", "c"):
-            with once.guard(key):
-                pass
+            with once.guard(key) as claim:
+                assert claim.replayed in (True, False)
             links[key] = len(traced.spans()["oncekey.claim"].links)
     assert links == {"a": 0, "c": 1}
 
@@ -208,8 +208,8 @@ def test_metrics_have_names_and_units_by_convention() -> None:
     once = Once("memory://")
     with Traced() as traced:
         for _ in range(2):
-            with once.guard("k"):
-                pass
+            with once.guard("k") as claim:
+                assert claim.replayed in (True, False)
         data = traced.reader.get_metrics_data()
     assert data is not None
     found = {
