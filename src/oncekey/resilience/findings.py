@@ -70,7 +70,8 @@ class Finding:
     Attributes:
         id: Stands for it in ``settle``.
         kind: ``duplicate``: the work of one key was done more than once. ``unfinished``: it was
-            begun without the store by a process that died, so that it may have taken effect.
+            begun without the store, and its process died or the call was cut off, so that it may
+            have taken effect.
             ``late``: an event came after its window and was handled as new. ``damaged``: lines of a
             journal can't be read.
         key: The key's digest, in hex, as the store has it.
