@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
         help="put into a store what went on without it, and list what was done twice",
         description="With the URL of a store, puts into it what went on without it, from the "
         "journals in DIRECTORY whose processes are gone. Then lists what somebody must look at: "
-        "duplicates that slipped, work that was begun by a process that died, late arrivals; with "
+        "duplicates that slipped, work that was cut off or whose process died, late arrivals; with "
         "--config or --inbox, what a gateway could not deliver. Exits with 1 if there is anything.",
     )
     parser.add_argument(
