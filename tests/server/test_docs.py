@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from oncekey.cli import main
 from oncekey.cli.init import config_for
 from oncekey.server.config import settings_from
 from oncekey.server.endpoints import ENDPOINTS
@@ -15,6 +16,14 @@ from oncekey.server.metrics import METRICS
 from oncekey.server.settings import KEYS
 from oncekey.server.tools import TOOLS
 from oncekey.signatures import providers
+from oncekey.testing._keys import keys_of
+
+FILLED = {  # what the user fills in
+    '"arn:aws:sns:..."': '"arn:aws:sns:eu-west-1:123456789012:orders"',
+    'audience = "https://..."': 'audience = "https://shop.example/hooks"',
+    "...@....iam": "push@shop.iam",
+    'webhook_id = "..."': 'webhook_id = "1JE4291016473214C"',
+}
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "gateway.md").read_text("utf-8")
@@ -62,11 +71,21 @@ def test_the_configs_of_the_howto_work() -> None:
 
 
 @pytest.mark.parametrize("name", providers())
-def test_every_provider_has_a_config_that_reads(name: str) -> None:
+def test_every_provider_has_a_config_that_reads(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``oncekey init`` writes a config whose only faults are what the user has to fill in."""
+    if name in ("plaid", "adcp"):
+        assert main(["init", name]) != 0
+        assert "with a receiver in Python" in capsys.readouterr().err
+        return
     text = config_for(providers()[name], name, "oncekey.toml")
-    given = tomllib.loads(text)
-    assert given["sources"][name]["provider"] == name
-    if name in ("stripe", "github", "slack", "shopify", "mailgun"):
-        variable = given["sources"][name]["secret_env"]
-        assert settings_from(text, "oncekey.toml", {variable: "whsec_x"}).sources[name]
+    for blank, filled in FILLED.items():
+        text = text.replace(blank, filled)
+    source = tomllib.loads(text)["sources"][name]
+    assert source["provider"] == name
+    environ = {}
+    if "secret_env" in source:
+        secret = keys_of(name)["secret"]
+        environ[source["secret_env"]] = secret if isinstance(secret, str) else secret.decode()
+    assert settings_from(text, "oncekey.toml", environ).sources[name].provider.name == name
