@@ -64,6 +64,18 @@ def test_the_matching_signature_is_told_whichever_came_first() -> None:
     assert both.verify("POST", URL, {"Stripe-Signature": header}, BODY, now=NOW).signature == GOOD
 
 
+def test_github_published_one() -> None:
+    """The values that docs.github.com, Validating webhook deliveries, gives to test with."""
+    github = provider("github", secret="It's a Secret to Everybody")
+    digest = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
+    headers = {
+        "X-Hub-Signature-256": f"sha256={digest}",
+        "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+    }
+    assert github.verify("POST", URL, headers, b"Hello, World!").ok
+    assert github.verify("POST", URL, headers, b"Hello, World?").code == "signature_mismatch"
+
+
 def test_github_ignores_the_older_signature() -> None:
     """Only SHA-256 counts."""
     old = {"X-Hub-Signature": "sha1=" + hex_mac(BODY, algorithm="sha1"), "X-GitHub-Delivery": "1"}
