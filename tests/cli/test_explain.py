@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import pickle
 import re
 import traceback
+from pathlib import Path
 
 import pytest
 
+import oncekey
+from oncekey._core.binding import PerCallKeyWarning
+from oncekey._core.placement import UnguardedWarning
+from oncekey._core.switch import GuardingOffWarning
 from oncekey.cli import main
 from oncekey.cli.explain import sections
 from oncekey.errors import OncekeyError, PolicyError, StoreTimeoutError
+from oncekey.http.problems import PROBLEMS
+from oncekey.receiver.settings import RetentionWarning
+from oncekey.signatures import UnpinnedHostWarning
+from oncekey.signatures.verdict import CODES, OK
+
+REFUSALS = {code: told for code, told in CODES.items() if code != OK}
+WARNINGS = {
+    kind.__name__: kind
+    for kind in (
+        GuardingOffWarning,
+        PerCallKeyWarning,
+        UnguardedWarning,
+        UnpinnedHostWarning,
+        RetentionWarning,
+    )
+}
+
+
+def test_no_warning_is_forgotten() -> None:
+    """Each class of warnings in the source is one of those above."""
+    source = Path(inspect.getfile(oncekey)).parent.rglob("*.py")
+    found = {
+        name
+        for path in source
+        for name in re.findall(r"^class (\w+Warning)\(", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert found == WARNINGS.keys()
 
 
 def public_errors() -> dict[str, type[OncekeyError]]:
@@ -31,9 +64,11 @@ def test_every_error_has_a_section_with_its_code() -> None:
     """No class is missing, no section is about one that is gone, and each has the class's code."""
     known = sections()
     errors = public_errors()
-    assert known.keys() == errors.keys()
+    assert known.keys() == errors.keys() | WARNINGS.keys() | PROBLEMS.keys() | REFUSALS.keys()
     for name, text in known.items():
         assert len(text) > 60, name
+        assert name not in REFUSALS or REFUSALS[name] in " ".join(text.split())
+        assert name not in PROBLEMS or f"status {PROBLEMS[name][0]})" in " ".join(text.split())
         told = re.match(r"Code `(\w+)`(, retryable)?", text)
         if told is not None:
             assert told[1] == errors[name].code, name
@@ -97,6 +132,24 @@ def test_a_kind_of_error_of_ones_own_is_explained_by_its_base() -> None:
         pass
 
     assert ShopError("x").__notes__ == ["Help: oncekey explain PolicyError"]
+
+
+@pytest.mark.parametrize(
+    "asked, name",
+    [
+        ("signature_mismatch", "signature_mismatch"),
+        ("key-reused", "key-reused"),
+        ("urn:oncekey:problem:key-reused", "key-reused"),
+        ("oncekey.guard.PerCallKeyWarning", "PerCallKeyWarning"),
+        ("ConfigError", "StoreConfigError"),
+    ],
+)
+def test_what_is_no_error_has_a_section_too(
+    asked: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Codes of refused deliveries, problems, warnings; and the end of a class's name will do."""
+    assert main(["explain", asked]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}\n---")
 
 
 @pytest.mark.parametrize(

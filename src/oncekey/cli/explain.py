@@ -20,7 +20,8 @@ def add_to(commands: Any) -> None:
         "explain",
         help="say what an error means, and what to do",
         description="Prints what is known of an error: give its class, such as StoreTimeoutError, "
-        "or its code, such as STORE_TIMEOUT. Without a NAME, lists all of them.",
+        "or its code, such as STORE_TIMEOUT; or of a warning, of the code of a refused delivery "
+        "(signature_mismatch), or of a problem (key-reused). Without a NAME, lists all of them.",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="a class or a code")
     add_json_option(parser)
@@ -36,13 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             out.line("\n".join(known))
         return 0
-    asked = arguments.name.rpartition(".")[2]
+    asked = re.split(r"[.:]", arguments.name)[-1]
     coded = f"Code `{asked.upper()}`"
     found = {
         name: text
         for name, text in known.items()
         if asked.lower() == name.lower() or text.startswith(coded)
     }
+    if not found and asked.endswith("Error") and asked != "Error":  # ConfigError: StoreConfigError
+        found = {name: text for name, text in known.items() if name.endswith(asked)}
     if not found:
         near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
         told = f": is it {near[0]}?" if near else ": see oncekey explain"
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def sections() -> dict[str, str]:
-    """Each class of errors, and what is to be said of it."""
+    """Each class of errors, warning and code, and what is to be said of it."""
     page = files("oncekey").joinpath("errors.md").read_text("utf-8")
-    parts = re.split(r"^## (\w+)\n", page, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^## ([\w-]+)\n", page, flags=re.MULTILINE)[1:]
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
