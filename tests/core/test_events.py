@@ -40,8 +40,8 @@ def test_every_kind_is_told(clock: ManualClock) -> None:
             with pytest.raises(IdempotencyInFlightError):
                 once.guard(KEY, payload=1).__enter__()
         assert kinds() == ["first", "in_flight", "completed"]
-        with once.guard(KEY, payload=1):
-            pass
+        with once.guard(KEY, payload=1) as again:
+            assert again.replayed
         with pytest.raises(IdempotencyConflictError):
             once.guard(KEY, payload=2).__enter__()
         assert kinds() == ["replay", "conflict"]
@@ -141,10 +141,9 @@ def test_nobody_listening_builds_no_event(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(events, "Event", explode)
     once = Once(MemoryStore())
-    with once.guard("k"):
-        pass
-    with once.guard("k"):
-        pass
+    for again in (False, True):
+        with once.guard("k") as claim:
+            assert claim.replayed is again
     SyncWebhookDedupStore(MemoryStore()).check_and_record("s", "k")
 
 
