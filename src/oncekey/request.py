@@ -196,6 +196,7 @@ class IdempotencyStore:
         self.on_cancel: OnCancel = check_on_cancel(on_cancel)
         self.ignore_defaults = ignore_defaults
         self._finishing: set[asyncio.Task[Any]] = set()
+        check_seconds(lease_seconds=lease_seconds, in_flight_max_seconds=in_flight_max_seconds)
         longest = 3600 if in_flight_max_seconds is None else in_flight_max_seconds
         lease = min(30, longest) if lease_seconds is None else lease_seconds
         if not lease <= longest <= ttl_seconds:

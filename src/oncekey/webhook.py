@@ -31,7 +31,7 @@ from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind
 from oncekey.policy import JournalPath, OnOutage
-from oncekey.stores.legacy import as_async_store
+from oncekey.stores.legacy import as_async_store, what_is
 
 if TYPE_CHECKING:
     from oncekey._core.sources import AsyncSource, C, Source
@@ -288,7 +288,7 @@ class WebhookDedup(_Dedup[Store]):
     def _fit(self, backend: Store) -> Any:
         if not isinstance(backend, Store):
             raise BackendMismatchError(
-                f"WebhookDedup needs a sync backend, got {type(backend).__name__}: pass "
+                f"WebhookDedup needs a sync backend, got {what_is(backend)}: pass "
                 "MemoryStore(), SQLiteStore('file.db') or connect(url)"
             )
         return backend

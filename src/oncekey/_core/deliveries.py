@@ -26,7 +26,7 @@ from oncekey.errors import (
 from oncekey.instrument.events import EventKind, emit, listening
 from oncekey.instrument.timings import Timed
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, Scope, State, Terms, check_text
-from oncekey.policy import JournalPath, OnOutage, check_on_outage
+from oncekey.policy import JournalPath, OnOutage, check_on_outage, check_seconds
 
 __all__ = [
     "MIN_TTL_SECONDS",
@@ -110,6 +110,7 @@ class Deliveries(Generic[B]):
         self.require_verified = require_verified
         check_on_outage(on_outage)
         self._raises = on_outage == "closed"
+        check_seconds(ttl_seconds=ttl_seconds, processing_ttl_seconds=processing_ttl_seconds)
         if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
             raise PolicyError(
                 f"ttl_seconds must be in [{MIN_TTL_SECONDS}, {MAX_TTL_SECONDS}] (one to seven "

@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import Any, Final, NamedTuple
 
-from oncekey._core.call import Job, Result
+from oncekey._core.call import CURRENT, Job, Result
 from oncekey._core.codec import Codec
 from oncekey._core.flows import Claim, Plan, new_owner
 from oncekey.errors import (
@@ -346,10 +346,18 @@ class Decisions:
         if not isinstance(error, PermanentError):
             return None
         reason = f"{type(error).__name__}: {error}"[:1000]
+        event = work.event(CURRENT.get(None))
         if self.settings.dead_letters is not None:
-            self.settings.dead_letters(DeadLetter(work.event(), reason))
+            self.settings.dead_letters(DeadLetter(event, reason))
         else:
-            logger.error("a webhook handler gave up for good (%s): %s", work.job.operation, reason)
+            logger.error(
+                "a webhook handler gave up for good (%s, type %.64r, event %s…, attempt %d): %s",
+                work.job.operation,
+                event.type,
+                work.job.key.shown,
+                event.attempt,
+                reason,
+            )
         return {"dead": reason}
 
     def forgotten(self, work: Work) -> Work:

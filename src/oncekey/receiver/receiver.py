@@ -38,6 +38,7 @@ from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.verdict import Verdict
+from oncekey.stores.legacy import what_is
 from oncekey.stores.urls import aconnect, connect
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Receiver(Generic[S]):
         self.content_types = self._decisions.types
         opened = self._connect(store) if isinstance(store, str) else store
         if not isinstance(opened, self._kind):
-            raise BackendMismatchError(f"{self._needs}, got {type(store).__name__}")
+            raise BackendMismatchError(f"{self._needs}, got {what_is(store)}")
         self._use(opened)
 
     def _use(self, store: Store | AsyncStore) -> None:

@@ -53,6 +53,14 @@ def join_scope(*parts: str | int | UUID) -> str:
     )
 
 
+def what_is(given: object) -> str:
+    """What was given in place of a store, with what is the matter with it."""
+    if isinstance(given, str):
+        return "a URL, which goes to connect(url) or aconnect(url) first"
+    unset = ". Is the environment variable set that it comes from?" if given is None else ""
+    return f"{type(given).__name__}{unset}"
+
+
 def as_async_store(backend: object, user: str) -> AsyncStore:
     """``backend`` as an async store; one with only ``get`` and ``put`` is wrapped, with a warning.
 
@@ -67,7 +75,7 @@ def as_async_store(backend: object, user: str) -> AsyncStore:
     )
     if not is_legacy:
         raise BackendMismatchError(
-            f"{user} needs a store, got {type(backend).__name__}: pass AsyncMemoryStore(), "
+            f"{user} needs a store, got {what_is(backend)}: pass AsyncMemoryStore(), "
             "AsyncSQLiteStore('file.db') or aconnect(url), or for sync code their sync twins"
         )
     warnings.warn(

@@ -322,9 +322,19 @@ MemoryBackend = AsyncMemoryStore
 
 def open_sync(url: str, options: dict[str, Any]) -> MemoryStore:
     """``memory://`` or ``memory://name``."""
-    return MemoryStore(url.partition("://")[2], **options)
+    return MemoryStore(_name_in(url), **options)
 
 
 def open_async(url: str, options: dict[str, Any]) -> AsyncMemoryStore:
     """``memory://`` or ``memory://name``."""
-    return AsyncMemoryStore(url.partition("://")[2], **options)
+    return AsyncMemoryStore(_name_in(url), **options)
+
+
+def _name_in(url: str) -> str:
+    name = url.partition("://")[2]
+    if "?" in name:
+        raise StoreConfigError(
+            "memory:// takes no options in its URL: pass them beside it, such as "
+            'connect("memory://", max_entries=1000)'
+        )
+    return name

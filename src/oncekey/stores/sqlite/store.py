@@ -107,7 +107,7 @@ class SQLiteStore(Browsing, _Face, Transactional, Store, Sweepable):
         clock: Clock = time.time,
     ) -> None:
         self._database = Database(
-            os.fspath(path), durability=durability, busy_timeout=busy_timeout, clock=clock
+            path, durability=durability, busy_timeout=busy_timeout, clock=clock
         )
         self._commit = ThreadBatch(self._database.commit)
         self._clock = clock
@@ -283,7 +283,7 @@ class AsyncSQLiteStore(AsyncBrowsing, _Face, AsyncTransactional, Answers, AsyncS
         if commit not in ("thread", "inline"):
             raise StoreConfigError(f"commit must be 'thread' or 'inline', got {commit!r}")
         self._database = Database(
-            os.fspath(path), durability=durability, busy_timeout=busy_timeout, clock=clock
+            path, durability=durability, busy_timeout=busy_timeout, clock=clock
         )
         self._commit: WriterCommit | TickCommit = (
             WriterCommit(self._database) if commit == "thread" else TickCommit(self._database)
