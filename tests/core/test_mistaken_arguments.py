@@ -24,6 +24,7 @@ from oncekey import (
     connect,
 )
 from oncekey.receiver import WebhookReceiver
+from oncekey.signatures import provider
 from oncekey.testing import sample
 
 ANY: Any = None
@@ -106,3 +107,11 @@ def test_an_event_that_is_given_up_is_told_with_its_type_and_attempt(
     assert "attempt 2" in line
     assert "type 'invoice.ccc" in line
     assert len(line) < 300
+
+
+def test_an_option_that_a_provider_does_not_have_names_the_nearest() -> None:
+    """And the others after it."""
+    with pytest.raises(
+        PolicyError, match=r"no option tolerence; did you mean 'tolerance'\? It takes"
+    ):
+        provider("stripe", secret="whsec_test", tolerence=3)

@@ -109,8 +109,11 @@ def provider(
     make = _load(facts.factory or SCHEMES[facts.scheme])
     known = _options(make)
     if unknown := sorted(set(given) - known):
+        near = did_you_mean(unknown[0], sorted(known)) if len(unknown) == 1 else ""
+        meant, asked, _ = near.partition("?")
         raise PolicyError(
-            f"{name} has no option {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
+            f"{name} has no option {', '.join(unknown)}{meant + '? It' if asked else '; it'} takes "
+            + ", ".join(sorted(known))
         )
     return cast("Provider", make(**given) if facts.factory else make(facts, **given))
 

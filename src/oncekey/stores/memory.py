@@ -334,7 +334,7 @@ def _name_in(url: str) -> str:
     name = url.partition("://")[2]
     if "?" in name:
         raise StoreConfigError(
-            "memory:// takes no options in its URL: pass them beside it, such as "
-            'connect("memory://", max_entries=1000)'
+            "memory:// takes no options in its URL: pass them to connect() or aconnect() as "
+            "keywords, behind it"
         )
     return name

@@ -67,6 +67,13 @@ class Database(Forking):
     def __init__(
         self, path: str | os.PathLike[str], *, durability: str, busy_timeout: float, clock: Clock
     ) -> None:
+        check_seconds(busy_timeout=busy_timeout)
+        if not isinstance(path, (str, os.PathLike)):
+            unset = ". Is the environment variable set that it comes from?" if path is None else ""
+            raise StoreConfigError(
+                f"the path of a SQLite file must be text, got {type(path).__name__}{unset}"
+            )
+        path = os.fspath(path)
         if not path or path == ":memory:":
             raise StoreConfigError(
                 "a SQLite store needs a file, as in sqlite:///oncekey.db; for records that may "
@@ -77,13 +84,6 @@ class Database(Forking):
                 f"durability must be 'full' (an acknowledged answer survives power loss) or "
                 f"'normal' (it survives a crash of the process), got {durability!r}"
             )
-        check_seconds(busy_timeout=busy_timeout)
-        if not isinstance(path, (str, os.PathLike)):
-            unset = ". Is the environment variable set that it comes from?" if path is None else ""
-            raise StoreConfigError(
-                f"the path of a SQLite file must be text, got {type(path).__name__}{unset}"
-            )
-        path = os.fspath(path)
         if "\0" in path:
             raise StoreConfigError("the path of a SQLite file can't hold a NUL character")
         if path.startswith("sqlite:"):
