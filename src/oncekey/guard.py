@@ -40,7 +40,7 @@ from oncekey.abc import AsyncStore, Store
 from oncekey.errors import BackendMismatchError, IdempotencyConflictError, InvalidKeyError
 from oncekey.models import Key
 from oncekey.policy import JournalPath, OnOutage, Policy, PolicyOptions
-from oncekey.stores.urls import aconnect, connect
+from oncekey.stores.urls import aconnect, connect, what_is
 
 if TYPE_CHECKING:
     from oncekey._core.sources import AsyncSource, C, Source
@@ -232,7 +232,7 @@ class Once(_Base):
         self.store = connect(store) if isinstance(store, str) else store
         if not isinstance(self.store, Store):
             raise BackendMismatchError(
-                f"Once needs a sync store, got {type(store).__name__}: pass connect(url) or "
+                f"Once needs a sync store, got {what_is(store)}: pass connect(url) or "
                 "SQLiteStore(...), or use AsyncOnce"
             )
         self._see(on_outage, journal)
@@ -405,7 +405,7 @@ class AsyncOnce(_Base):
         self.store = aconnect(store) if isinstance(store, str) else store
         if not isinstance(self.store, AsyncStore):
             raise BackendMismatchError(
-                f"AsyncOnce needs an async store, got {type(store).__name__}: pass aconnect(url) "
+                f"AsyncOnce needs an async store, got {what_is(store)}: pass aconnect(url) "
                 "or AsyncSQLiteStore(...), or use Once"
             )
         self._see(on_outage, journal)

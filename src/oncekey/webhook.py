@@ -31,7 +31,8 @@ from oncekey.errors import BackendMismatchError, OncekeyError
 from oncekey.instrument import events
 from oncekey.instrument.events import EventKind
 from oncekey.policy import JournalPath, OnOutage
-from oncekey.stores.legacy import as_async_store, what_is
+from oncekey.stores.legacy import as_async_store
+from oncekey.stores.urls import what_is
 
 if TYPE_CHECKING:
     from oncekey._core.sources import AsyncSource, C, Source

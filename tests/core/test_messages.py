@@ -20,12 +20,14 @@ from oncekey import (
     MemoryStore,
     Once,
     SQLiteStore,
+    aconnect,
     connect,
 )
 from oncekey.adapters import asgi
 from oncekey.errors import OncekeyError
 from oncekey.http import Settings, by_header
 from oncekey.receiver import WebhookReceiver
+from oncekey.stores.postgres import AsyncPostgresStore
 from oncekey.stores.postgres.addresses import own_options
 from oncekey.testing import sample, sample_provider
 
@@ -35,11 +37,55 @@ stripe = sample_provider("stripe")
 async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
 
+def requests() -> Any:
+    return IdempotencyStore(AsyncMemoryStore())
+
+
+def generates(params: Any, context: Any = None) -> Any:
+    yield params
+
+
+async def agenerates(params: Any, context: Any = None) -> Any:
+    yield params
+
+
+class Shop:
+    """No function."""
+
+    @property
+    def open(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     "mistake, says",
     [
         (lambda: connect(None), "got None: write memory.*Is the environment variable set"),  # type: ignore[arg-type]
         (lambda: connect("postgresql+psycopg2://h/d"), r"write postgresql\+psycopg://"),
+        (
+            lambda: connect("memory://", max_entrys=3),
+            "has no option 'max_entrys'; did you mean 'max_entries'",
+        ),
+        (
+            lambda: aconnect("postgresql://h/d", tenent="a"),
+            "has no option 'tenent'; did you mean 'tenant'",
+        ),
+        (lambda: connect("sqlite:///f?durabilty=full"), "'durabilty'; did you mean 'durability'"),
+        (lambda: connect("sqlite:///f", durabilty="full"), "did you mean 'durability'"),
+        (lambda: Once(None), "got None .is the environment variable set"),  # type: ignore[arg-type]
+        (lambda: AsyncOnce(None), "got None .is the environment variable set"),  # type: ignore[arg-type]
+        (
+            lambda: asgi.IdempotencyMiddleware(app, None),  # type: ignore[arg-type]
+            "got None .is the environment variable set",
+        ),
+        (
+            lambda: AsyncPostgresStore("postgresql+psycopg2://h/d"),
+            r"got 'psycopg2': write postgresql\+psycopg://",
+        ),
+        (lambda: requests().wrap(generates), "generates is a generator.*return a list"),
+        (lambda: requests().wrap(agenerates), "agenerates is a generator.*return a list"),
+        (lambda: requests().wrap(Shop), "Shop is a class: guard its methods"),
+        (lambda: requests().wrap(Shop.__dict__["open"]), "a property can't be guarded: put @prop"),
         (lambda: connect("postgress://h/d"), "did you mean 'postgres'"),
         (lambda: own_options("postgresql://h/d?tenent=a", {}), "tenent=: did you mean tenant="),
         (lambda: Once("memory://", tll=3), "no option 'tll'; did you mean 'ttl'"),  # type: ignore[call-arg]

@@ -139,7 +139,7 @@ def test_an_unknown_way_to_commit_is_refused(tmp_path: Path) -> None:
         ("sqlite://", "sqlite:///file.db"),
         ("sqlite://file.db", "sqlite:///file.db"),
         ("sqlite:///", "sqlite:///file.db"),
-        ("sqlite:///file.db?sync=off", "durability, commit or busy_timeout"),
+        ("sqlite:///file.db?sync=off", "there are busy_timeout, commit, durability"),
         ("sqlite:///file.db?busy_timeout=soon", "busy_timeout"),
         ("sqlite:///file.db?durability=off", "'full'"),
     ],

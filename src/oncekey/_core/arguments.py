@@ -13,6 +13,7 @@ from uuid import UUID
 
 from oncekey._core.call import is_async
 from oncekey._core.codec import Codec
+from oncekey._core.placement import check_callable
 from oncekey._core.whole import whole
 from oncekey.errors import BackendMismatchError, InvalidKeyError, InvalidRequestError
 from oncekey.models import Scope, check_text, identity_text
@@ -88,6 +89,7 @@ class Arguments:
     """Where in a handler's arguments the request and the caller's context are."""
 
     def __init__(self, handler: Callable[..., Any], operation: str) -> None:
+        check_callable(handler)
         self.operation = operation
         self.key_name = f"{operation}: idempotency_key"
         self.codec = Codec.for_function(handler)

@@ -91,6 +91,30 @@ def _calibrated() -> int:
 FRESH: Final = _calibrated() if hasattr(sys, "getrefcount") else 0
 
 
+def check_callable(function: Any) -> None:
+    """Refuse what is no plain function, or gives its values one by one.
+
+    Raises:
+        PolicyError: It is a class, a property or the like.
+        BackendMismatchError: It is a generator.
+    """
+    _refuse_others(function)
+    refuse_generators(function)
+
+
+def _refuse_others(function: Any) -> str:
+    """Raise for what is no function; gives the name of one."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if isinstance(function, type):
+        raise PolicyError(f"{name} is a class: guard its methods, or a function that makes one")
+    if isinstance(function, _DESCRIPTORS) or not callable(function):
+        raise PolicyError(
+            f"a {type(function).__name__} can't be guarded: put @{type(function).__name__} above "
+            "the guard, and the guard next to the function"
+        )
+    return name
+
+
 def check_placed(function: Any, known: bool) -> None:
     """Refuse what can't be guarded, or would not be, from here.
 
@@ -101,14 +125,7 @@ def check_placed(function: Any, known: bool) -> None:
     Raises:
         PolicyError: It is no function, or something is going to call it unguarded.
     """
-    name = getattr(function, "__qualname__", type(function).__name__)
-    if isinstance(function, type):
-        raise PolicyError(f"{name} is a class: guard its methods, or a function that makes one")
-    if isinstance(function, _DESCRIPTORS) or not callable(function):
-        raise PolicyError(
-            f"a {type(function).__name__} can't be guarded: put @{type(function).__name__} above "
-            "the guard, and the guard next to the function"
-        )
+    name = _refuse_others(function)
     if _is_callers(type(function)) or any(hasattr(function, one) for one in _QUEUED):
         raise PolicyError(
             f"{name} is a task or a handler of a framework already, which would run it unguarded: "

@@ -16,7 +16,7 @@ from oncekey.http.facts import Facts
 from oncekey.http.rules import Rules, settings_of
 from oncekey.http.settings import Settings
 from oncekey.models import Scope
-from oncekey.stores.urls import aconnect, connect
+from oncekey.stores.urls import aconnect, connect, what_is
 
 if TYPE_CHECKING:
     from oncekey.http.options import SettingsOptions
@@ -77,7 +77,7 @@ def ready(
     name = type(store).__name__
     other = name.removeprefix("Async") if isinstance(store, AsyncStore) else "MemoryStore"
     raise BackendMismatchError(
-        f"this needs a sync store, got {name}: pass a URL, {other}(...) or connect(url)"
+        f"this needs a sync store, got {what_is(store)}: pass a URL, {other}(...) or connect(url)"
     )
 
 
@@ -92,7 +92,8 @@ def aready(
     name = type(store).__name__
     other = f"Async{name}" if isinstance(store, Store) else "AsyncMemoryStore"
     raise BackendMismatchError(
-        f"this needs an async store, got {name}: pass a URL, {other}(...) or aconnect(url)"
+        f"this needs an async store, got {what_is(store)}: pass a URL, {other}(...) or "
+        "aconnect(url)"
     )
 
 

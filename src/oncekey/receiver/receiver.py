@@ -38,8 +38,7 @@ from oncekey.signatures.base import Provider
 from oncekey.signatures.delivery import Delivery, Headers, RawHeaders, as_delivery
 from oncekey.signatures.nonces import Nonces
 from oncekey.signatures.verdict import Verdict
-from oncekey.stores.legacy import what_is
-from oncekey.stores.urls import aconnect, connect
+from oncekey.stores.urls import aconnect, connect, what_is
 
 if TYPE_CHECKING:
     from oncekey.receiver.options import ReceiverOptions

@@ -31,6 +31,7 @@ from oncekey.models import (
 )
 from oncekey.stores._answers import Answers
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.urls import what_is
 
 __all__ = ["LegacyStore", "as_async_store", "join_scope"]
 
@@ -51,14 +52,6 @@ def join_scope(*parts: str | int | UUID) -> str:
         else _ESCAPE + identity_text(part, "scope")
         for part in parts
     )
-
-
-def what_is(given: object) -> str:
-    """What was given in place of a store, with what is the matter with it."""
-    if isinstance(given, str):
-        return "a URL, which goes to connect(url) or aconnect(url) first"
-    unset = ". Is the environment variable set that it comes from?" if given is None else ""
-    return f"{type(given).__name__}{unset}"
 
 
 def as_async_store(backend: object, user: str) -> AsyncStore:

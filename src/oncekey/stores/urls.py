@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -12,7 +13,7 @@ from oncekey.abc import AsyncStore, Store
 from oncekey.errors import StoreConfigError
 from oncekey.policy import did_you_mean
 
-__all__ = ["aconnect", "connect"]
+__all__ = ["aconnect", "connect", "what_is"]
 
 _STORES: Final = {  # the module in oncekey.stores: the schemes of its URLs
     "memory": "memory",
@@ -79,7 +80,39 @@ def _open(opener: Callable[..., object], url: str, options: dict[str, Any]) -> o
             f"pip install 'oncekey[{extra}]'"
         ) from error
     except TypeError as error:
-        raise StoreConfigError(f"{_scheme(url)}:// does not take these options: {error}") from error
+        told = _unknown_option(error) or f"does not take these options: {error}"
+        raise StoreConfigError(f"{_scheme(url)}:// {told}") from error
+
+
+def _unknown_option(error: TypeError) -> str:
+    """The option that a class of ours does not have, with the nearest that it has."""
+    read = re.match(r"\w+\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if read is None or place is None:
+        return ""
+    # Where it was raised somebody made an instance: of one of the classes of that module.
+    called = [one for one in place.tb_frame.f_globals.values() if isinstance(one, type)]
+    made = [getattr(one, "__init__") for one in called]  # noqa: B009 - mypy knows better
+    taken = {
+        name
+        for one in made
+        if read.group(0).startswith(f"{one.__qualname__}(")
+        for name, parameter in inspect.signature(one).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    near = did_you_mean(read.group(1), sorted(taken))
+    return f"has no option {read.group(1)!r}{near} {', '.join(sorted(taken))}" if taken else ""
+
+
+def what_is(given: object) -> str:
+    """What was given in place of a store, with what is the matter with it."""
+    if isinstance(given, str):
+        return "a URL, which goes to connect(url) or aconnect(url) first"
+    if given is None:
+        return "None (is the environment variable set that it comes from?)"
+    return type(given).__name__
 
 
 _SHAPES: Final = "memory://, sqlite:///file.db, postgresql://host/db or redis://host:6379/0"

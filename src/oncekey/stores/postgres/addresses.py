@@ -35,7 +35,10 @@ def chosen_driver(source: Any, driver: str | None) -> str:
     if driver is None:
         driver = "asyncpg" if importlib.util.find_spec("asyncpg") else "psycopg"
     if driver not in ("asyncpg", "psycopg"):
-        raise StoreConfigError(f"driver must be 'asyncpg' or 'psycopg', got {driver!r}")
+        raise StoreConfigError(
+            f"driver must be 'asyncpg' or 'psycopg', got {driver!r}: write postgresql+psycopg:// "
+            "or postgresql+asyncpg://"
+        )
     need(driver)
     if driver == "asyncpg" and isinstance(source, str) and "://" not in source:
         raise StoreConfigError(

@@ -22,6 +22,7 @@ from oncekey.abc import (
 )
 from oncekey.errors import StoreConfigError, StoreError
 from oncekey.models import ClaimReply, ClaimVerdict, Key, Record, State, Terms
+from oncekey.policy import did_you_mean
 from oncekey.stores._answers import Answers
 from oncekey.stores._batching import ThreadBatch
 from oncekey.stores.sqlite.browsing import AsyncBrowsing, Browsing
@@ -33,6 +34,7 @@ from oncekey.stores.sqlite.transactions import SQLiteTransactionRecords
 __all__ = ["AsyncSQLiteStore", "SQLiteStore"]
 
 _NO_TERMS = Terms(lease_ms=0, ttl_ms=0)
+_OPTIONS = ("busy_timeout", "commit", "durability")  # of a URL
 
 
 def _written(fingerprint: bytes, answer: bytes, expires_at: int, now_us: int) -> Record:
@@ -417,10 +419,9 @@ def _path(url: str, options: dict[str, Any]) -> str:
             "sqlite:////dir/file.db for an absolute one"
         )
     for name, value in parse_qsl(query):
-        if name not in ("durability", "commit", "busy_timeout"):
-            raise StoreConfigError(
-                f"sqlite has no option {name!r}: use durability, commit or busy_timeout"
-            )
+        if name not in _OPTIONS:
+            near = did_you_mean(name, _OPTIONS)
+            raise StoreConfigError(f"sqlite has no option {name!r}{near} {', '.join(_OPTIONS)}")
         if name == "busy_timeout" and not value.replace(".", "", 1).isdigit():
             raise StoreConfigError(f"busy_timeout must be seconds, got {value!r}")
         options.setdefault(name, float(value) if name == "busy_timeout" else value)
