@@ -302,9 +302,10 @@ class ASGIExchange(Exchange):
         self.job, rules = job, self.rules
         if self.given:
             self.body = b""
-        at_hand = rules.at_hand(job.key, job.fingerprint, job.operation, self.source)
-        if at_hand is not None:
-            return at_hand
+        if rules.local is not None:
+            at_hand = rules.at_hand(job.key, job.fingerprint, job.operation, self.source)
+            if at_hand is not None:
+                return at_hand
         try:
             if rules.limits.wait(job.key) is not None:
                 await arun(rules.limits.check(job), self.store)
