@@ -520,3 +520,25 @@ def test_what_is_missing_is_named(
     """A call that can't be carried out says what to add, and ends with 2."""
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stuck"],
+        ["stats"],
+        ["sweep"],
+        ["inspect", "k", "--scope", "s"],
+        ["evict", "k", "--scope", "s", "--yes"],
+    ],
+)
+def test_a_command_that_looks_makes_no_store(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is not there is a typo: exit 2 and a sentence, not an empty store."""
+    for query in ("", "?durability=normal"):
+        url = f"sqlite:///{tmp_path}/typo.db{query}"
+        where = [words[0], *words[1:2], url, *words[2:]] if words[1:] else [*words, url]
+        assert main(where) == 2
+        assert f"there is no file {tmp_path}/typo.db" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,7 @@ def check_inbox(url: str) -> None:
     Raises:
         StoreConfigError: It is not.
     """
-    if url.startswith("sqlite:") and not os.path.exists(url.partition(":///")[2]):
+    if url.startswith("sqlite:") and not os.path.exists(url.partition(":///")[2].partition("?")[0]):
         raise StoreConfigError("there is no inbox yet: oncekey serve makes the file")
 
 

@@ -7,9 +7,16 @@ import os
 import re
 import sys
 
-from oncekey.errors import PolicyError
+from oncekey.errors import PolicyError, StoreConfigError
 
-__all__ = ["add_store", "add_url_env", "from_environment", "redacted", "store_url"]
+__all__ = [
+    "add_store",
+    "add_url_env",
+    "existing_store",
+    "from_environment",
+    "redacted",
+    "store_url",
+]
 
 _WORDS = re.compile(r"(://[^/?#]*:)[^@/?#]*@")
 _SECRET = re.compile(r"([?&](?:password|passwd|sslpassword|token|secret)=)[^&#]*", re.IGNORECASE)
@@ -41,6 +48,24 @@ def store_url(arguments: argparse.Namespace) -> str:
         from oncekey.cli._inbox import check_inbox
 
         check_inbox(url)
+    return url
+
+
+def existing_store(arguments: argparse.Namespace) -> str:
+    """The URL of the store, which is there: for commands that look at it, or change records of it.
+
+    Raises:
+        PolicyError: There is none, there are two, or the variable is not set.
+        StoreConfigError: It is a file, and there is no such file. It is not made here: what was
+            meant is another one, in which all may not be well.
+    """
+    url = store_url(arguments)
+    if url.startswith("sqlite://"):
+        path = url.partition("://")[2].partition("?")[0].removeprefix("/")
+        if path and not os.path.isfile(path):
+            raise StoreConfigError(
+                f"there is no file {path}: a store makes it when it is opened first"
+            )
     return url
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from oncekey.cli._inbox import add_source, source_key
 from oncekey.cli._keys import add_key, key_of
 from oncekey.cli._output import Output, add_json_option
-from oncekey.cli._stores import add_store, store_url
+from oncekey.cli._stores import add_store, existing_store
 from oncekey.cli.inspect import shown
 from oncekey.errors import PolicyError
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     out = Output(arguments)
     key = source_key(arguments) or key_of(arguments)
-    url = store_url(arguments)
+    url = existing_store(arguments)
     with connect(url) as store:
         before = inspect(store, key)
         if before.situation not in ("unknown", "released", "ended"):

@@ -10,7 +10,7 @@ from oncekey.cli._format import bytes_text, seconds_text
 from oncekey.cli._inbox import add_source, source_key
 from oncekey.cli._keys import add_key, key_of
 from oncekey.cli._output import Output, add_json_option, printable
-from oncekey.cli._stores import add_store, store_url
+from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to", "shown"]
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     out = Output(arguments)
     key = source_key(arguments) or key_of(arguments)
-    url = store_url(arguments)
+    url = existing_store(arguments)
     with connect(url) as store:
         found = inspect(store, key)
     event = _event(arguments, url)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from oncekey.cli._format import seconds_text
 from oncekey.cli._inbox import add_inbox, has_inbox
 from oncekey.cli._output import Output, add_json_option, printable
-from oncekey.cli._stores import add_store, store_url
+from oncekey.cli._stores import add_store, existing_store
 from oncekey.errors import PolicyError
 
 __all__ = ["add_to"]
@@ -99,7 +99,7 @@ def _journals(arguments: argparse.Namespace, out: Output) -> _Queue:
     if arguments.url or arguments.url_env or arguments.config:
         if not place.is_dir():
             raise PolicyError("to reconcile, give the directory of the journals, not a file")
-        with connect(store_url(arguments)) as store, out.progress("reconciling"):
+        with connect(existing_store(arguments)) as store, out.progress("reconciling"):
             made = reconcile(place, store, findings=findings)
         if not out.as_json:
             out.pairs({name: str(value) for name, value in dataclasses.asdict(made).items()})
@@ -128,7 +128,7 @@ def _dead_letters(arguments: argparse.Namespace) -> _Queue:
         found = (await inbox.dead_letters(Filter(), limit=500)).items
         return settled, list(found), await inbox.count_dead(Filter())
 
-    settled, found, left = ask(store_url(arguments), look)
+    settled, found, left = ask(existing_store(arguments), look)
     rows = [
         [
             one.id,

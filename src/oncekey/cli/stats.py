@@ -9,7 +9,7 @@ from typing import Any
 from oncekey.cli._format import bytes_text, seconds_text
 from oncekey.cli._inbox import add_inbox, has_inbox
 from oncekey.cli._output import Output, add_json_option, printable
-from oncekey.cli._stores import add_store, store_url
+from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to"]
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    url = store_url(arguments)
+    url = existing_store(arguments)
     with connect(url) as store, out.progress("counting"):
         found = stats(store, most=arguments.most)
     look = _look(url) if has_inbox(arguments) else None

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from oncekey.cli._output import Output, add_json_option
-from oncekey.cli._stores import add_store, store_url
+from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to"]
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from oncekey.stores.urls import connect
 
     out = Output(arguments)
-    with connect(store_url(arguments)) as store, out.progress("sweeping"):
+    with connect(existing_store(arguments)) as store, out.progress("sweeping"):
         swept = sweep(store, arguments.limit)
     if out.as_json:
         out.json(swept._asdict())
