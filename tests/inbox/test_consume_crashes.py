@@ -100,7 +100,8 @@ async def test_a_consumer_that_is_killed_has_its_effect_once(
                 await drained(inbox)
             found = await inbox.event(event)
             assert found is not None
-            assert [one.outcome for one in found.attempts] == ["delivered"]
+            outcomes = [one.outcome for one in found.attempts if one.outcome != "lost"]
+            assert outcomes == ["delivered"]
             assert found.deliveries[0].state is DeliveryState.DELIVERED
         assert effects(place, route.flavour) == sorted(steps)
     for connection in opened:

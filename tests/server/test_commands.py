@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.server.process import PATIENCE, SECRET, TOKEN, App, Served, app, config, event, until
 
+from oncekey.cli.event import moments
 from oncekey.server.config import read_config
 
 
@@ -263,3 +264,18 @@ def test_what_an_app_refuses_for_good_waits_through_a_restart(tmp_path: Path) ->
         settled = oncekey("reconcile", "--config", file, "--settle", asked[0], "--note", "by hand")
         assert settled.returncode == 0, settled.stdout + settled.stderr
     assert len(asked) == 1
+
+
+def test_an_event_is_received_before_all_else() -> None:
+    """What happened in one millisecond is told in the order in which it can have happened."""
+    at = "2026-01-01T00:00:00.000Z"
+    lost = {"at": at, "target": "app", "outcome": "lost", "ms": 0, "status": 0, "error": "no end"}
+    found = {
+        "at": at,
+        "source": "shop",
+        "duplicates": [{"at": at, "same": True}],
+        "attempts": [lost],
+        "actions": [],
+    }
+    told = [(what, more) for _, what, more in moments(found)]
+    assert told == [("received", "from shop"), ("copy stopped", ""), ("app: lost", "no end")]

@@ -11,7 +11,7 @@ from oncekey.cli._gateway import GatewayClient, add_gateway
 from oncekey.cli._output import CommandError, Output, add_json_option, printable
 from oncekey.cli._replaying import replay_event
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "moments"]
 
 
 def add_to(commands: Any) -> None:
@@ -59,19 +59,23 @@ def run(arguments: argparse.Namespace) -> int:
     shown = ("id", "at", "source", "type", "key", "size")
     output.pairs({name: printable(str(found[name])) for name in shown})
     output.line()
-    moments = [(found["at"], "received", f"from {found['source']}")]
-    moments += [(one["at"], "copy stopped", "" if one["same"] else "another body")
-                for one in found["duplicates"]]  # fmt: skip
-    moments += [
-        (one["at"], f"{one['target']}: {one['outcome']}",
-         ", ".join(filter(None, [f"{one['ms']} ms", one["status"] and f"status {one['status']}",
-                                 one["error"]])))
-        for one in found["attempts"]
-    ]  # fmt: skip
-    moments += [(one["at"], one["action"], f"by {one['actor']}") for one in found["actions"]]
-    for at, what, more in sorted(moments):
+    for at, what, more in moments(found):
         output.line(f"{at}  {printable(what):<24} {printable(more)}".rstrip())
     waiting = [one for one in found["deliveries"] if one["due_at"]]
     for one in waiting:
         output.line(f"{one['due_at']}  next try of {one['target']} ({one['state']})")
     return 0
+
+
+def moments(found: Any) -> list[tuple[str, str, str]]:
+    """What happened and when; of one millisecond, in the order in which it can have happened."""
+    known = [(found["at"], "received", f"from {found['source']}")]
+    known += [(one["at"], "copy stopped", "" if one["same"] else "another body")
+                for one in found["duplicates"]]  # fmt: skip
+    known += [(one["at"], one["action"], f"by {one['actor']}") for one in found["actions"]]
+    for one in found["attempts"]:
+        took = "" if one["outcome"] == "lost" else f"{one['ms']} ms"
+        status = f"status {one['status']}" if one["status"] else ""
+        told = ", ".join(filter(None, [took, status, one["error"]]))
+        known.append((one["at"], f"{one['target']}: {one['outcome']}", told))
+    return sorted(known, key=lambda moment: moment[0])

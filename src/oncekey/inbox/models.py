@@ -105,6 +105,9 @@ class Outcome(StrEnum):
     DEAD = "dead"
     DISCARDED = "discarded"
 
+    LOST = "lost"
+    """No end is on record: its worker was killed, or stopped while it was under way."""
+
 
 class DeliveryState(StrEnum):
     """Where a delivery stands."""
@@ -255,8 +258,8 @@ class Attempt:
     """One attempt in an event's history. It stays when the delivery is replayed.
 
     Attributes:
-        number: The fence under which it was made: rises, with gaps where a worker died.
-        at: When it ended.
+        number: The fence under which it was made: rises by one.
+        at: When it ended; of a ``LOST`` one, a time between those before and after it.
         actor: Who asked for it, if it is an action of a person's (``DISCARDED``).
     """
 

@@ -5,7 +5,7 @@
 SELECT id, source, type, key, headers, body FROM oncekey_inbox_event WHERE id = $1
 
 -- name: event_deliveries
-SELECT target, due_at, tries, status, error, held_by, order_key
+SELECT target, due_at, tries, status, error, held_by, order_key, fence
 FROM oncekey_inbox_delivery WHERE id = $1 ORDER BY target
 
 -- name: event_dead

@@ -64,6 +64,7 @@ REMEMBERED: Final = "remembered"  # and for this
 CHAIN: Final = Chain()  # without a secret: who verifies needs none
 _LAST: Final = 2**62
 _MOST: Final = 500
+_NO_END: Final = "no end is on record: killed, or cut off"
 _BULK: Final = ("id", "at", "actor", "query", "rate", "total", "done")
 
 
@@ -195,9 +196,11 @@ def event(id: str) -> Flow[EventDetail | None]:
     attempt_rows = yield SQL["event_attempts"], [number]
     copies = yield SQL["event_duplicates"], [number]
     actions = yield SQL["event_actions"], [kept.id]
-    attempts = tuple(
+    known = [
         Attempt(row[0], row[1], row[2], row[3], Outcome(row[4]), *row[5:]) for row in attempt_rows
-    )
+    ]
+    lost = _lost(now, kept.at, open_rows, known)
+    attempts = tuple(sorted([*known, *lost], key=lambda one: (one.at, one.target, one.number)))
     return EventDetail(
         event=kept,
         deliveries=_deliveries(now, open_rows, dead_rows, attempts),
@@ -208,6 +211,32 @@ def event(id: str) -> Flow[EventDetail | None]:
         ),
         actions=tuple(AuditEntry(*row) for row in actions),
     )
+
+
+def _lost(now: int, arrived: int, waiting: Any, known: list[Attempt]) -> list[Attempt]:
+    """Attempts that began, by their numbers, and of which nobody lived to say how they ended."""
+    ended: dict[str, dict[int, Attempt]] = {}
+    for one in known:
+        ended.setdefault(one.target, {})[one.number] = one
+    begun = {target: max(numbers) for target, numbers in ended.items()}
+    lapsed: dict[tuple[str, int], int] = {}
+    for target, due_at, *_, node, _, fence in waiting:
+        in_hand = node and due_at > now
+        begun[target] = max(begun.get(target, 0), fence - 1 if in_hand else fence)
+        if not in_hand:
+            lapsed[target, fence] = min(due_at, now)
+    lost = []
+    for target, last in begun.items():
+        numbers = ended.get(target, {})
+        for number in range(1, last + 1):
+            if number in numbers:
+                continue
+            later = [one.at - one.ms for place, one in numbers.items() if place > number]
+            before = [one.at for place, one in numbers.items() if place < number]
+            at = min(later) if later else lapsed.get((target, number))
+            at = max([arrived, *before, *([] if at is None else [at])])
+            lost.append(Attempt(target, number, at, 0, Outcome.LOST, 0, _NO_END, ""))
+    return lost
 
 
 def _deliveries(
@@ -228,7 +257,7 @@ def _deliveries(
         found[target] = DeliveryRow(
             target, DeliveryState.DEAD, None, tries, status, error, "", order_key
         )
-    for target, due_at, tries, status, error, node, order_key in waiting:
+    for target, due_at, tries, status, error, node, order_key, _ in waiting:
         if due_at == PARKED:
             state = DeliveryState.PARKED
         else:

@@ -157,8 +157,28 @@ async def what_is_lapsed_is_due_and_fenced(nodes: Nodes) -> None:
     assert await quick.finish([ended(held)]) == [False]
     found = await detail(slow, kept.id)
     assert [(one.number, one.outcome, one.status) for one in found.attempts] == [
-        (held.fence, Outcome.DELIVERED, 200)
+        (late.fence, Outcome.LOST, 0),
+        (held.fence, Outcome.DELIVERED, 200),
     ]
+
+
+@check
+async def an_attempt_without_an_end_is_told(nodes: Nodes) -> None:
+    """One whose worker died is in the history as lost, between those before and after it."""
+    inbox = await nodes.node()
+    kept = await inbox.ingest(arrival("k", "app"))
+    held = await next_one(inbox)
+    assert (await detail(inbox, kept.id)).attempts == ()  # it is under way
+    await inbox.finish([ended(held, Outcome.RETRY, error="no")])
+    await next_one(inbox, lease_ms=1)
+    last = await next_one(inbox)
+    seen = [(one.number, one.outcome) for one in (await detail(inbox, kept.id)).attempts]
+    assert seen == [(1, Outcome.RETRY), (2, Outcome.LOST)]
+    await inbox.finish([ended(last)])
+    found = await detail(inbox, kept.id)
+    assert [one.outcome for one in found.attempts] == ["retry", "lost", "delivered"]
+    assert [one.number for one in found.attempts] == [1, 2, 3]
+    assert [one.attempts for one in found.deliveries] == [3]
 
 
 @check

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oncekey.inbox.models import Duplicate, Event, EventDetail, event_number, event_time
+from oncekey.inbox.models import (
+    Duplicate,
+    Event,
+    EventDetail,
+    Outcome,
+    event_number,
+    event_time,
+)
 from oncekey.server.endpoints import ApiError, check_id, known_targets
 from oncekey.server.pages.bodies import SHOWN, Line, compared, readable
 from oncekey.server.pages.desk import HOME, Desk, RefusedError, page
@@ -120,14 +127,17 @@ def _lifeline(found: EventDetail) -> list[Moment]:
         points.append(
             Moment(copy.at, "copy" if copy.same else "warn", "⊘", f"Copy {number} stopped", same)
         )
-    looks = {"delivered": ("good", "✓"), "dead": ("bad", "✕"), "discarded": ("", "⌫")}
+    looks = {
+        "delivered": ("good", "✓"),
+        "dead": ("bad", "✕"),
+        "discarded": ("", "⌫"),
+        "lost": ("warn", "?"),
+    }
     for attempt in found.attempts:
         look, icon = looks.get(str(attempt.outcome), ("warn", "↻"))
-        told = f"{attempt.ms} ms"
-        if attempt.status:
-            told += f", status {attempt.status}"
-        if attempt.error:
-            told += f", {attempt.error}"
+        took = "" if attempt.outcome is Outcome.LOST else f"{attempt.ms} ms"
+        status = f"status {attempt.status}" if attempt.status else ""
+        told = ", ".join(filter(None, [took, status, attempt.error]))
         points.append(Moment(attempt.at, look, icon, f"{attempt.target}: {attempt.outcome}", told))
     points += [Moment(act.at, "act", "✎", act.action, f"by {act.actor}") for act in found.actions]
     return sorted(points, key=lambda point: point.at)
