@@ -72,7 +72,7 @@ async def test_a_replay_is_queued_and_audited(
     answer = await http.post(
         f"{API}/events/{event}/replay", json={"targets": ["other"]}, headers=bearer("operate")
     )
-    assert answer.json() == {"queued": 1}
+    assert answer.json() == {"queued": 1, "left_out": {}}
     audit = (await http.get(f"{API}/audit", headers=bearer("read"))).json()["items"]
     assert [(one["actor"], one["action"], one["subject"]) for one in audit] == [
         ("operator", "replay", event)
@@ -81,6 +81,23 @@ async def test_a_replay_is_queued_and_audited(
         f"{API}/events/{event}/replay", json={"targets": ["nobody"]}, headers=bearer("operate")
     )
     assert wrong.status_code == 422
+
+
+async def test_a_replay_says_what_it_left_out(
+    gateway: Gateway, http: httpx.AsyncClient, signed: Signed
+) -> None:
+    """What is in hand stays as it is: the API says so, and the dashboard."""
+    (event,) = await kept(http, signed)
+    await gateway.inbox.fetch({"app": 1}, 60_000)
+    path, asked = f"{API}/events/{event}/replay", bearer("operate")
+    none = await http.post(path, headers=asked)
+    assert none.json() == {"queued": 0, "left_out": {"app": "running"}}
+    some = await http.post(path, json={"targets": ["app", "other"]}, headers=asked)
+    assert some.json() == {"queued": 1, "left_out": {"app": "running"}}
+    await sign_in(http, "olga")
+    form = {"csrf": await csrf_of(http), "target": "app"}
+    shown = await http.post(f"/_oncekey/events/{event}/replay", data=form, follow_redirects=True)
+    assert "Nothing was queued: an attempt is under way" in shown.text
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: f"{one.method} {one.path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from tests.server.process import PATIENCE, SECRET, TOKEN, App, Served, app, config, event, until
 
+from oncekey.cli import _replaying
+from oncekey.cli._replaying import replay_event
 from oncekey.cli.event import moments
 from oncekey.server.config import read_config
 
@@ -72,7 +75,7 @@ def test_an_event_is_replayed(gateway: Served, target: App) -> None:
     until(lambda: oncekey(*words).stdout.count("app: delivered") == 2, "both attempts")
     assert "replay" in oncekey(*words).stdout
     again = oncekey(*words, "--replay", "--target", "app", "--json")
-    assert json.loads(again.stdout) == {"queued": 1}
+    assert json.loads(again.stdout) == {"queued": 1, "left_out": {}}
     for more, told in (
         (("--replay", "--target", "ap"), "no such target"),
         (("--target", "app"), "--target goes with --replay"),
@@ -89,7 +92,10 @@ def test_replay_takes_the_id_of_an_event(gateway: Served, target: App) -> None:
     words, before = ("replay", rows[0]["id"], "--gateway", gateway.address), len(target.requests)
     assert oncekey(*words).stdout == f"{rows[0]['id']} is delivered again, to 1 target\n"
     until(lambda: len(target.requests) == before + 1, "the replay")
-    assert json.loads(oncekey(*words, "--target", "app", "--json").stdout) == {"queued": 1}
+    assert json.loads(oncekey(*words, "--target", "app", "--json").stdout) == {
+        "queued": 1,
+        "left_out": {},
+    }
     for more, told in (
         (("--target", "ap"), "no such target"),
         (("--rate", "5"), "--rate goes with --search"),
@@ -279,3 +285,45 @@ def test_an_event_is_received_before_all_else() -> None:
     }
     told = [(what, more) for _, what, more in moments(found)]
     assert told == [("received", "from shop"), ("copy stopped", ""), ("app: lost", "no end")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [
+        (
+            {"queued": 0, "left_out": {"app": "running"}},
+            1,
+            "nothing was queued for app: an attempt is under way\n",
+        ),
+        (
+            {"queued": 1, "left_out": {"app": "parked"}},
+            0,
+            "msg_1 is delivered again, to 1 target\nnothing was queued for app: an earlier event of "
+            "the same entity comes first\n",
+        ),
+        (
+            {"queued": 0},
+            1,
+            "nothing was queued: it goes to no target, or is in hand just now\n",
+        ),
+    ],
+)
+def test_a_replay_that_queued_nothing_fails(
+    answer: dict[str, object],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1, and why; what was left out of a replay is named."""
+
+    class Client:
+        def __init__(self, arguments: object) -> None:
+            pass
+
+        def post(self, *words: str, **asked: object) -> dict[str, object]:
+            return answer
+
+    monkeypatch.setattr(_replaying, "GatewayClient", Client)
+    assert replay_event(argparse.Namespace(target=None, json=False), "msg_1") == code
+    assert capsys.readouterr().out == told

@@ -16,18 +16,28 @@ __all__ = ["cancel", "replay_event", "replay_matching"]
 
 _EVERY: Final = 0.5
 _RATE: Final = 20.0
+_BUSY: Final = {
+    "running": "an attempt is under way",
+    "parked": "an earlier event of the same entity comes first",
+}
 
 
 def replay_event(arguments: argparse.Namespace, id: str) -> int:
     """Queue one event once more, for all its targets or for those that are named."""
     asked = {"targets": arguments.target} if arguments.target else {}
-    queued = GatewayClient(arguments).post("events", id, "replay", **asked)["queued"]
+    told = GatewayClient(arguments).post("events", id, "replay", **asked)
+    queued, left = told["queued"], told.get("left_out", {})  # an older gateway does not say
     output = Output(arguments)
     if output.as_json:
-        output.json({"queued": queued})
-    else:
+        output.json({"queued": queued, "left_out": left})
+        return 0 if queued else 1
+    if queued:
         output.line(f"{id} is delivered again, to {counted(queued, 'target')}")
-    return 0
+    for name, state in left.items():
+        output.line(f"nothing was queued for {name}: {_BUSY.get(state, state)}", "yellow")
+    if not queued and not left:
+        output.line("nothing was queued: it goes to no target, or is in hand just now", "yellow")
+    return 0 if queued else 1
 
 
 def replay_matching(arguments: argparse.Namespace) -> int:

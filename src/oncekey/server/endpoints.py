@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.errors import InvalidKeyError
 from oncekey.inbox.filters import Filter
-from oncekey.inbox.models import Issue, TargetStatus, event_key
+from oncekey.inbox.models import DeliveryState, EventDetail, Issue, TargetStatus, event_key
 from oncekey.server import desk_views, upkeep, views
 from oncekey.server.auth import Person
 
@@ -134,8 +134,22 @@ async def copies(gateway: Gateway, call: Call) -> Any:
 async def replay(gateway: Gateway, call: Call) -> Any:
     """Deliver an event again."""
     names = known_targets(gateway, call.body.get("targets"))
-    _found(await gateway.inbox.event(call.path["id"]), "event")
-    return {"queued": await gateway.inbox.replay(call.path["id"], names, actor=call.person.name)}
+    found = _found(await gateway.inbox.event(call.path["id"]), "event")
+    queued = await gateway.inbox.replay(call.path["id"], names, actor=call.person.name)
+    return {"queued": queued, "left_out": left_out(found, names, queued)}
+
+
+def left_out(found: EventDetail, names: list[str] | None, queued: int) -> dict[str, str]:
+    """Targets for which a replay queued nothing, with how their deliveries stood before it."""
+    asked = {one.target for one in found.deliveries} if names is None else set(names)
+    if queued >= len(asked):
+        return {}
+    busy = (DeliveryState.RUNNING, DeliveryState.PARKED)
+    return {
+        one.target: str(one.state)
+        for one in found.deliveries
+        if one.target in asked and one.state in busy
+    }
 
 
 async def discard(gateway: Gateway, call: Call) -> Any:
@@ -375,8 +389,9 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/events/{id}/copies", copies, "read", "List of Copy",
              "The copies of an event that were stopped, with the bodies of those that differ",
              errors=(404, 422)),
-    Endpoint("POST", "/events/{id}/replay", replay, "operate", "Queued",
-             "Deliver an event again; its history stays", body=(TARGETS,), errors=(404, 422)),
+    Endpoint("POST", "/events/{id}/replay", replay, "operate", "Replayed",
+             "Deliver an event again; its history stays. Left out is what is in hand just now",
+             body=(TARGETS,), errors=(404, 422)),
     Endpoint("POST", "/events/{id}/discard", discard, "operate", "Queued",
              "Give up an event's deliveries for good", body=(TARGETS,), errors=(404, 422)),
     Endpoint("GET", "/dead-letters", dead_letters, "read", "Page of DeadLetter",

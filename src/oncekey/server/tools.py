@@ -155,7 +155,10 @@ async def _shown(gateway: Gateway, asked: Mapping[str, Any]) -> dict[str, Any]:
 async def _replayed(gateway: Gateway, person: Person, asked: Mapping[str, Any]) -> Any:
     actor = _actor(person)
     if "id" in asked:
-        return {"queued": await gateway.inbox.replay(asked["id"], asked["targets"], actor=actor)}
+        found = await gateway.inbox.event(asked["id"])
+        queued = await gateway.inbox.replay(asked["id"], asked["targets"], actor=actor)
+        left = {} if found is None else endpoints.left_out(found, asked["targets"], queued)
+        return {"queued": queued, "left_out": left}
     wanted = Filter.parse(asked["q"])
     begun = await gateway.inbox.begin_bulk_replay(wanted, rate=asked["rate"], actor=actor)
     return {"bulk_replay": begun.id, "total": begun.total, "rate": begun.rate}

@@ -246,6 +246,13 @@ class QueuedView(TypedDict):
     queued: int
 
 
+class ReplayedView(TypedDict):
+    """How many deliveries were queued, and how those stand that were left as they are."""
+
+    queued: int
+    left_out: dict[str, str]
+
+
 class SecretView(TypedDict):
     """A signing secret."""
 

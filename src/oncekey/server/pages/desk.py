@@ -55,6 +55,7 @@ NAV: Final = (
 )
 DONE: Final = {
     "replayed": "Queued again: {n}",
+    "busy": "Nothing was queued: an attempt is under way, or an earlier event comes first",
     "discarded": "Given up: {n}",
     "bulk": "The bulk replay has begun",
     "cancelled": "The bulk replay was stopped",

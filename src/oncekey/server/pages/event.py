@@ -182,7 +182,7 @@ async def do_replay(desk: Desk) -> Response:
     target = desk.sent().one("target")
     names = known_targets(desk.gateway, [target] if target else None)
     queued = await desk.gateway.inbox.replay(found.event.id, names, actor=desk.session.person.name)
-    return desk.go(f"{HOME}/events/{found.event.id}", "replayed", queued)
+    return desk.go(f"{HOME}/events/{found.event.id}", "replayed" if queued else "busy", queued)
 
 
 async def do_discard(desk: Desk) -> Response:
