@@ -103,7 +103,21 @@ def test_stats_and_stuck(shop: Shop) -> None:
     assert (code, len(told["inbox"]["in_hand"]), told["inbox"]["lapsed"]) == (0, 1, [])
     text = shop.text("stats") + shop.text("stuck")
     assert "inbox: 1 waiting, 1 dead" in text
-    assert "1 deliveries in hand, 0 past their lease" in text
+    assert "1 delivery in hand, 0 past their lease" in text
+
+
+def test_a_delivery_is_counted_once(shop: Shop) -> None:
+    """Its lateness is counted beside it, and is no event of the last hour."""
+
+    async def delivered(inbox: AsyncInbox) -> None:
+        await inbox.ingest(Arrival("shop", "evt_new", "paid", b"{}", routes=(Route("quick"),)))
+        (one,) = await inbox.fetch({"quick": 1}, 60_000)
+        await inbox.finish([Result(one, Outcome.DELIVERED)])
+
+    shop.use(delivered)
+    _, told = shop.run("stats")
+    assert told["inbox"]["totals"]["delivered"] == 1
+    assert "late" not in told["inbox"]["totals"]
 
 
 def test_a_lease_that_nobody_takes_again_is_stuck(shop: Shop) -> None:

@@ -288,7 +288,7 @@ def test_an_event_is_received_before_all_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "told"),
+    "answer, code, told",
     [
         (
             {"queued": 0, "left_out": {"app": "running"}},
@@ -298,8 +298,10 @@ def test_an_event_is_received_before_all_else() -> None:
         (
             {"queued": 1, "left_out": {"app": "parked"}},
             0,
-            "msg_1 is delivered again, to 1 target\nnothing was queued for app: an earlier event of "
-            "the same entity comes first\n",
+            (
+                "msg_1 is delivered again, to 1 target\n"
+                "nothing was queued for app: an earlier event of the same entity comes first\n"
+            ),
         ),
         (
             {"queued": 0},

@@ -104,7 +104,7 @@ async def test_a_replay_needs_a_preview(
         )
         told = sorted(str(one.structured_content)[:26] for one in answers)
         # Not because it is done by now: the id itself is worth nothing any more.
-        assert told == [*["{'error': 'no such preview'"[:26]] * 3, "{'queued': 1}"]
+        assert told == [*["{'error': 'no such preview'"[:26]] * 3, "{'queued': 1, 'left_out': "]
         assert len(await gateway.inbox.fetch({"app": 9}, 60_000)) == 1
     done = [(one.action, one.actor) for one in (await gateway.inbox.audit()).items]
     assert done == [("replay", "operator (mcp)"), ("preview", "operator (mcp)")]

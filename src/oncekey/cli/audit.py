@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from oncekey.cli._inbox import add_inbox, ask, has_inbox
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import Output, add_json_option, counted
 from oncekey.cli._stores import add_url_env, from_environment, store_url
 from oncekey.errors import PolicyError, StoreConfigError
 from oncekey.instrument.audit import AuditError, AuditReport, Head, verify_file
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for problem in report.problems:
             out.line(problem, "red")
-        verdict = f"{report.head.number} entries: " + (
-            f"{len(report.problems)} problems" if report.problems else "whole"
+        verdict = f"{counted(report.head.number, 'entry', 'entries')}: " + (
+            counted(len(report.problems), "problem") if report.problems else "whole"
         )
         out.line(verdict)
         out.line(f"head {report.head}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import Output, add_json_option, counted
 from oncekey.cli._sending import LOCAL_GATEWAY, Answer, check_url, deliver, with_one_id
 from oncekey.cli.sign import add_signing_options, bodies, make_provider, sign_body
 from oncekey.errors import PolicyError
@@ -83,7 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
     if out.as_json:
         out.json([dict(zip(_SHOWN, one, strict=False)) for one in rows])
     else:
-        out.line(f"{failed} answers were not 2xx" if failed else "all answers were 2xx")
+        out.line(
+            f"{counted(failed, 'answer was', 'answers were')} not 2xx"
+            if failed
+            else "all answers were 2xx"
+        )
     return 1 if failed else 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from oncekey.cli._format import bytes_text, seconds_text
 from oncekey.cli._inbox import add_inbox, has_inbox
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import Output, add_json_option, counted, printable
 from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to"]
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         out.json(dataclasses.asdict(found) | inbox)
         return 0
     about = "" if found.exact else f", estimated from {found.looked_at}"
-    out.line(f"{found.records:,} records{about}")
+    out.line(f"{counted(found.records, 'record')}{about}")
     out.table(
         ["state", ">records"], [[name, f"{many:,}"] for name, many in found.situations.items()]
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from oncekey.cli._format import duration, seconds_text
 from oncekey.cli._inbox import add_inbox, has_inbox
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import Output, add_json_option, counted, printable
 from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to"]
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for one in listing.found
             ],
         )
-    count = f"{len(listing.found)} stuck, {listing.looked_at} records looked at"
+    count = f"{len(listing.found)} stuck, {counted(listing.looked_at, 'record')} looked at"
     more = f"; go on with --cursor {listing.cursor}" if listing.cursor else ""
     out.line(count + more, "yellow" if listing.found else "green")
     if listing.found:
@@ -111,7 +111,8 @@ def _print(out: Output, look: Any) -> None:
             for one in look.in_hand
         ]
         out.table(["event", "target", "node", ">attempt", ">lease left"], rows)
-    count = f"{len(look.in_hand)} deliveries in hand, {len(look.lapsed)} past their lease"
+    count = f"{counted(len(look.in_hand), 'delivery', 'deliveries')} in hand, "
+    count += f"{len(look.lapsed)} past their lease"
     out.line(count, "yellow" if look.lapsed else "green")
     if look.lapsed:
         out.line("no worker takes them again: is a gateway running, and does it know the target?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from oncekey.cli._output import Output, add_json_option
+from oncekey.cli._output import Output, add_json_option, counted
 from oncekey.cli._stores import add_store, existing_store
 
 __all__ = ["add_to"]
@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     elif swept.by_itself:
         out.line("nothing to do: this store removes records by itself")
     else:
-        out.line(f"{swept.removed} records removed")
+        out.line(f"{counted(swept.removed, 'record')} removed")
     return 0

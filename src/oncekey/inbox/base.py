@@ -92,7 +92,9 @@ class InboxBase(AsyncInbox):
             if counts:
                 delivery, outcome = result.delivery, result.outcome
                 sums[_COUNTED_AS[outcome], delivery.target, result.ms] += 1
-                if outcome is Outcome.DELIVERED:
+                # Replays are left out: an old event says nothing of how late a new one is. A fence
+                # above the tries is one's, or that of a delivery that a stop handed back.
+                if outcome is Outcome.DELIVERED and delivery.fence <= delivery.attempt:
                     sums["late", delivery.target, now - delivery.event.at] += 1
         for (kind, target, ms), number in sums.items():
             self._count(kind, target, bucket_of(ms), number)

@@ -50,7 +50,8 @@ METRICS: Final = {
     ),
     "oncekey_gateway_lateness_seconds": Metric(
         "histogram",
-        "From arrival to delivery, on all nodes, by target; their sum is right to about a tenth.",
+        "From arrival to delivery, on all nodes, by target, without replays; "
+        "their sum is right to about a tenth.",
         ("target",),
     ),
     "oncekey_gateway_waiting": Metric(

@@ -61,6 +61,23 @@ async def a_replay_keeps_the_history(nodes: Nodes) -> None:
 
 
 @check
+async def a_replay_is_not_late(nodes: Nodes) -> None:
+    """Of how long after its arrival an event was delivered, only the first delivery counts."""
+    inbox = await nodes.node()
+    kept = await inbox.ingest(arrival("k", "app"))
+    held = await next_one(inbox)
+    await inbox.finish([ended(held, Outcome.RETRY, error="no")])
+    await inbox.finish([ended(await next_one(inbox))])
+    await inbox.replay(kept.id, actor="me")
+    await inbox.finish([ended(await next_one(inbox))])
+    counted = await inbox.counts(0)
+    numbers = {
+        kind: sum(one.n for one in counted if one.kind == kind) for kind in ("delivered", "late")
+    }
+    assert numbers == {"delivered": 2, "late": 1}
+
+
+@check
 async def a_discard_is_for_good(nodes: Nodes) -> None:
     """What waits, runs or is dead is given up; whoever has it in hand is fenced."""
     inbox = await nodes.node()

@@ -76,6 +76,5 @@ async def do_replay(desk: Desk) -> Response:
     queued = 0
     for one in chosen:
         queued += await desk.gateway.inbox.replay(check_id(one), actor=desk.session.person.name)
-    return desk.go(
-        f"{HOME}/events?q={quote(form.one('q'))}", "replayed" if queued else "busy", queued
-    )
+    done = "replayed" if queued else "busy"
+    return desk.go(f"{HOME}/events?q={quote(form.one('q'))}", done, queued)
