@@ -17,6 +17,7 @@ from oncekey.errors import PolicyError
 from oncekey.inbox import TargetPolicy
 from oncekey.operate import GatewayLoad, plan_gateway
 from oncekey.operate.sizing import TRIES, attempts_of, backlog_after
+from oncekey.signatures.table import known_provider
 
 SCRIPT = Path(__file__).parents[2] / "scripts/scale.py"
 
@@ -105,12 +106,27 @@ def test_a_gateway_is_sized_on_the_command_line(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "slots on all nodes together" in told
     assert "SQLite is for the processes of one machine" in told
+    assert "set concurrency =" in told
+    assert "a lone event costs up to ten times as much" in told
     assert TargetPolicy().tries == TRIES
+    assert main(["plan", "--gateway", "--rate", "70", "--provider", "stripe"]) == 0
+    few = capsys.readouterr().out
+    assert TargetPolicy().concurrency == 16
+    assert "concurrency =" not in few  # 11 slots
+    assert "--provider" not in few
+    keys = []
+    for more in ([], ["--provider", "stripe"], ["--provider", "shopify"]):
+        assert main(["plan", "--gateway", "--rate", "70", "--json", *more]) == 0
+        keys.append(json.loads(capsys.readouterr().out)["sqlite"]["keys"])
+    assert keys[1] / keys[0] == pytest.approx(known_provider("stripe").retention / 604_800)
+    assert keys[2] == keys[0]  # a week at least
     small = plan_gateway(GatewayLoad(10), store="sqlite")
     assert small.store_cores == 0
     assert plan_gateway(GatewayLoad(10, targets=0)).slots > 0
     for words, wrong in (
         (["--rate", "10", "--fails", "0.5"], "--fails goes with --gateway"),
+        (["--rate", "10", "--provider", "stripe"], "--provider goes with --gateway"),
+        (["--rate", "1", "--gateway", "--provider", "x", "--remember", "1d"], "leave out"),
         (["--rate", "0", "--gateway"], "above 0"),
         (["--rate", "1", "--gateway", "--fails", "2"], "0 to 1"),
         (["--rate", "1", "--gateway", "--seconds", "0"], "no time"),

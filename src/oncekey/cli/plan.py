@@ -11,6 +11,12 @@ from oncekey.cli._output import CommandError, Output, add_json_option, counted
 
 __all__ = ["add_to"]
 
+_USUAL: Final = 16
+"""The ``concurrency`` of a target whose config says nothing."""
+
+_WEEK: Final = 604_800
+"""The seconds for which a gateway knows keys at least."""
+
 _OF_A_GATEWAY: Final = ("targets", "seconds", "fails", "body", "retention", "remember")
 
 
@@ -50,6 +56,11 @@ def add_to(commands: Any) -> None:
         ("--remember", duration, "TIME", "how long their keys are known; 7d"),
     ):
         gateway.add_argument(flag, type=kind, metavar=name, help=what)
+    gateway.add_argument(
+        "--provider",
+        metavar="NAME",
+        help="whose events they are: its keys are known for as long as it may send again",
+    )
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -63,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _gateway(arguments, given)
     if given:
         raise CommandError(f"--{next(iter(given))} goes with --gateway")
+    if arguments.provider:
+        raise CommandError("--provider goes with --gateway")
     from oncekey.operate import plan
     from oncekey.operate.planning import measured
 
@@ -94,6 +107,10 @@ def _gateway(arguments: argparse.Namespace, given: dict[str, Any]) -> int:
     from oncekey.operate import GatewayLoad, plan_gateway
     from oncekey.operate.sizing import BUSY, MEASURED
 
+    if arguments.provider:
+        if "remember" in given:
+            raise CommandError("--provider says how long keys are known: leave out --remember")
+        given["remember"] = _remembered(arguments.provider)
     load = GatewayLoad(arguments.rate, **given)
     plans = {store: plan_gateway(load, store=store) for store in ("sqlite", "postgresql")}
     out = Output(arguments)
@@ -121,5 +138,27 @@ def _gateway(arguments: argparse.Namespace, given: dict[str, Any]) -> int:
     )
     if plans["sqlite"].gateway_cores > 1:
         out.line("SQLite is for the processes of one machine: this load is PostgreSQL's")
-    out.line(f"cores and slots {BUSY:.0%} busy; costs measured on {MEASURED}, see docs: Scale")
+    if one.slots > _USUAL:
+        out.line(
+            f"{one.slots:,} slots are more than the {_USUAL} of a target on one node: set "
+            f"concurrency = {one.slots} in [targets.NAME], divided by the nodes"
+        )
+    if "remember" not in given:
+        stripe = _remembered("stripe") / 86_400
+        out.line(
+            "keys are known for 7d here; a gateway knows them for as long as the provider may send "
+            f"again, which for stripe is {stripe:.0f}d: give --provider NAME"
+        )
+    out.line(
+        f"cores and slots {BUSY:.0%} busy; costs measured on {MEASURED} with 32 callers at a time: "
+        "a lone event costs up to ten times as much, so few a second need more than these cores; "
+        "see docs: Scale"
+    )
     return 0
+
+
+def _remembered(name: str) -> float:
+    """How long a gateway knows the keys of a provider's events, where its config says nothing."""
+    from oncekey.signatures.table import known_provider
+
+    return max(known_provider(name).retention, _WEEK)
