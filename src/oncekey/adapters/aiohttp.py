@@ -206,6 +206,9 @@ def idempotent(
     def decorate(handler: Handler) -> Handler:
         @functools.wraps(handler)
         async def guarded(request: web.Request) -> web.StreamResponse:
+            if request.method not in routes.rules.methods:
+                keyed = routes.rules.header in request.headers
+                routes.passing.tell(request.method, request.path, keyed)
             return await _guarded(routes, request, handler)
 
         return guarded

@@ -46,16 +46,19 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Unpack
 
 from oncekey._core.call import is_async
+from oncekey._core.placement import UnguardedWarning, users_level
 from oncekey.abc import AsyncStore
 from oncekey.adapters._webhooks import AnyReceiver, methods_of, missing, webhook_lifespan
 from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.asgi import MARK, ASGIExchange, ASGIScope, IdempotencyMiddleware, Receive, Send
+from oncekey.http.coverage import uncovered
 from oncekey.http.entry import aidentify, aready
 from oncekey.http.header import MAX_KEY
 from oncekey.http.problems import Refusal
@@ -190,6 +193,10 @@ def idempotent(
     dependency put there. The header is in the OpenAPI document of the guarded routes. To guard a
     whole app, in front of its dependencies: ``app.add_middleware(IdempotencyMiddleware, ...)``.
 
+    The class guards the routes of its own router. Those of a router that is included into it keep
+    the class of theirs, which is FastAPI's rule: give each such router the same class, or an
+    ``UnguardedWarning`` says which routes are not guarded.
+
     Takes an async store or a URL, and an ``oncekey.http.Settings`` or its options singly.
 
     Raises:
@@ -204,8 +211,11 @@ def idempotent(
     """
     opened, given = aready(store, settings, options)
     methods = {method.upper() for method in given.methods}
+    _watch_includes()
 
     class IdempotentRoute(APIRoute):
+        guarded_methods = methods
+
         def __init__(self, path: str, endpoint: Any = None, **kwargs: Any) -> None:
             if callable(path) or endpoint is None:
                 raise PolicyError(
@@ -213,23 +223,14 @@ def idempotent(
                     "APIRouter(route_class=idempotent(...)), and guard its routes by that"
                 )
             super().__init__(path, _after_dependencies(endpoint), **kwargs)
+            passing = uncovered(self.methods or (), given)
+            if passing and not hasattr(endpoint, "_oncekey_told"):  # included: a route once more
+                _tell_uncovered(path, passing)
+            self.endpoint._oncekey_told = True  # type: ignore[attr-defined]
             # Not around self.app: FastAPI calls another one where a router is included.
             self._guard = _LateMiddleware(super().handle, opened, settings=given)
             if not methods.isdisjoint(self.methods or ()):
-                extra = dict(self.openapi_extra or {})
-                described = {
-                    "name": given.header,
-                    "in": "header",
-                    "required": given.required,
-                    "description": "A fresh UUID for each operation, the same for its retries",
-                    "schema": {"type": "string", "maxLength": MAX_KEY},
-                }
-                others = [
-                    one
-                    for one in extra.get("parameters", [])
-                    if one.get("name") != given.header  # a router that was included in another
-                ]
-                self.openapi_extra = {**extra, "parameters": [*others, described]}
+                self.openapi_extra = _described(self.openapi_extra or {}, given)
 
         async def handle(self, scope: Any, receive: Any, send: Any) -> None:
             await self._guard(scope, receive, send)
@@ -238,6 +239,81 @@ def idempotent(
 
 
 idempotent_route = idempotent  # as it was called before
+
+
+def _described(extra: dict[str, Any], given: Settings) -> dict[str, Any]:
+    """What the OpenAPI document says of a route, with the header."""
+    described = {
+        "name": given.header,
+        "in": "header",
+        "required": given.required,
+        "description": "A fresh UUID for each operation, the same for its retries",
+        "schema": {"type": "string", "maxLength": MAX_KEY},
+    }
+    others = [
+        one
+        for one in extra.get("parameters", [])
+        if one.get("name") != given.header  # a router that was included in another
+    ]
+    return {**extra, "parameters": [*others, described]}
+
+
+def _tell_uncovered(path: str, methods: list[str]) -> None:
+    warnings.warn(
+        f"{', '.join(methods)} {path} is not guarded: the guard of its router covers POST and "
+        f"PATCH. Name the methods to guard, methods={['POST', 'PATCH', *methods]}; or "
+        "methods=['POST', 'PATCH'], if this one is to pass",
+        UnguardedWarning,
+        stacklevel=users_level(),
+    )
+
+
+def _watch_includes() -> None:
+    """Have ``include_router`` of a guarded router tell of routes that it does not guard.
+
+    FastAPI makes no use of a router's class of routes there, so that nothing else could see it.
+    """
+    plain = APIRouter.include_router
+    if hasattr(plain, "_oncekey_watches"):
+        return
+
+    @functools.wraps(plain)
+    def include_router(self: APIRouter, router: APIRouter, *args: Any, **kwargs: Any) -> None:
+        plain(self, router, *args, **kwargs)
+        covered: set[str] = getattr(self.route_class, "guarded_methods", set())
+        if covered:
+            _tell_unguarded(router, covered)
+
+    include_router._oncekey_watches = True  # type: ignore[attr-defined]
+    APIRouter.include_router = include_router  # type: ignore[method-assign]
+
+
+def _tell_unguarded(router: APIRouter, covered: set[str]) -> None:
+    open_ones = [
+        f"{', '.join(sorted(methods))} {route.path}"
+        for route in _plain_routes(router)
+        if (methods := covered & (route.methods or set()))
+    ]
+    if open_ones:
+        more = f" and {len(open_ones) - 3} more" if len(open_ones) > 3 else ""
+        warnings.warn(
+            f"{'; '.join(open_ones[:3])}{more}: not guarded, though included into a router that "
+            "is, since a route keeps the class of its own router. Give that one the same class, "
+            "APIRouter(route_class=...); if these are to pass, filter "
+            "oncekey.guard.UnguardedWarning",
+            UnguardedWarning,
+            stacklevel=users_level(),
+        )
+
+
+def _plain_routes(router: Any) -> Iterator[Any]:
+    """The routes of a router, and of those that it includes, which have no guard of ours."""
+    for route in router.routes:
+        inside = getattr(route, "original_router", None)  # as newer versions have them
+        if inside is not None:
+            yield from _plain_routes(inside)
+        elif hasattr(route, "methods") and not hasattr(route, "guarded_methods"):
+            yield route
 
 
 def _after_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:

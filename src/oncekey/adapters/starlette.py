@@ -27,8 +27,10 @@ receiver)``, then ``return as_response(received)``. Middleware in front may read
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from oncekey.abc import AsyncStore
 from oncekey.adapters import _webhooks
@@ -38,6 +40,7 @@ from oncekey.errors import PolicyError
 from oncekey.http.answer import Answer
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.callers import of_kind
+from oncekey.http.coverage import Passing
 from oncekey.http.entry import aready
 from oncekey.http.settings import Settings
 from oncekey.receiver import WebhookResponse
@@ -53,6 +56,8 @@ try:
     from starlette.routing import Route, request_response
 except ImportError as error:
     raise missing("Starlette", "starlette") from error
+
+logger = logging.getLogger("oncekey")
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -180,18 +185,51 @@ def idempotent(
         ...     return Response("charged", 201)
     """
     opened, given = aready(store, settings, options)
+    methods, passing = {method.upper() for method in given.methods}, Passing(given)
 
     def decorate(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        _check_endpoint(endpoint)
         guard: Any = IdempotencyMiddleware(request_response(endpoint), opened, settings=given)
 
         @functools.wraps(endpoint)
-        async def guarded(request: Request) -> Any:
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            request = args[0] if args else kwargs.get("request")
+            if not isinstance(request, Request) or _is_fastapis(request.scope.get("route")):
+                raise PolicyError(f"{_name(endpoint)}: {_FOR_FASTAPI}")
+            if request.method not in methods:
+                passing.tell(request.method, request.url.path, given.header in request.headers)
             # An app in the place of a response, which Starlette then calls.
             return _read_before(guard, request) if request._stream_consumed else guard
 
         return guarded
 
     return decorate
+
+
+_FOR_FASTAPI: Final = (
+    "this guard is for endpoints of Starlette, endpoint(request). One of FastAPI is guarded by "
+    "its router: APIRouter(route_class=idempotent(...)), from oncekey.adapters.fastapi"
+)
+
+
+def _name(endpoint: Callable[..., Any]) -> str:
+    return getattr(endpoint, "__qualname__", type(endpoint).__name__)
+
+
+def _check_endpoint(endpoint: Callable[..., Any]) -> None:
+    """Refuse what Starlette can't call with a request and nothing else, as FastAPI's endpoints."""
+    try:
+        signature = inspect.signature(endpoint)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise PolicyError(f"{_name(endpoint)}{signature}: {_FOR_FASTAPI}") from None
+
+
+def _is_fastapis(route: object) -> bool:
+    return any(kind.__module__.startswith("fastapi.") for kind in type(route).__mro__)
 
 
 def _read_before(guard: Any, request: Request) -> Any:
@@ -249,11 +287,25 @@ def by_user(scope: Any) -> Any:
 def by_state(name: str) -> Callable[[Any], Any]:
     """A scope: the caller is whom your authentication put into ``request.state`` by this name.
 
+    Where nothing is there by this name, the caller is unknown, and the log says so once, with the
+    names that are there.
+
     Example:
         >>> keys = idempotency("memory://", scope=by_state("user_id"))
     """
+    told = False
 
     def scope(connection: Any) -> Any:
-        return connection.get("state", {}).get(name)
+        nonlocal told
+        state = connection.get("state") or {}
+        if not told and name not in state:
+            told = True
+            there = ", ".join(sorted(map(repr, state))) or "nothing"
+            logger.warning(
+                "by_state(%r) found nobody: request.state has %s there. If your authentication "
+                "uses another name, give that one; if it found nobody, all is well. Said once",
+                *(name, there),
+            )
+        return state.get(name)
 
     return scope

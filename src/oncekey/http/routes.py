@@ -16,6 +16,7 @@ from oncekey.abc import AsyncStore, Store
 from oncekey.errors import OncekeyError
 from oncekey.http.answer import Answer
 from oncekey.http.body import ClientGoneError
+from oncekey.http.coverage import Passing
 from oncekey.http.entry import aidentify, aready, identify, ready
 from oncekey.http.facts import Facts
 from oncekey.http.problems import Refusal, unread
@@ -59,6 +60,7 @@ class _Routes:
 
     def __init__(self, settings: Settings) -> None:
         self.rules = Rules(settings)
+        self.passing = Passing(settings)
 
     def found(
         self, facts: Facts, read: Callable[[Facts], tuple[Facts, bytes]]
@@ -69,6 +71,10 @@ class _Routes:
             facts: The request.
             read: Reads its body; may give other facts, where other code has parsed it.
         """
+        if facts.method not in self.rules.methods:
+            path = facts.path.decode("utf-8", "replace")
+            self.passing.tell(facts.method, path, bool(facts.keys))
+            return None
         try:
             key = self.rules.key(facts)
             return None if key is None else (key, *read(facts))

@@ -23,7 +23,11 @@ from oncekey.policy import (
     milliseconds,
 )
 
-__all__ = ["NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
+__all__ = ["GUARDED", "NEVER_STORED", "STORED_HEADERS", "Anonymous", "Settings"]
+
+# Known by identity: who names the same methods has thought of the others. A constant that is
+# written elsewhere must not be this very object.
+GUARDED: Final[tuple[str, ...]] = tuple(iter(("POST", "PATCH")))
 
 DRAFT: Final = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
@@ -72,7 +76,8 @@ class Settings:
 
     Attributes:
         header: The name of the header.
-        methods: Which methods are guarded. Others pass, with a key or without.
+        methods: Which methods are guarded. Others pass, with a key or without; a guard at a single
+            route that lets a PUT or DELETE pass says so, unless this is given.
         key_format: What keys must look like: ``"uuid"`` (any version), or a regular expression for
             the whole key, as text or compiled. Another key gets a 400 that names the format.
             ``None``: 1 to 255 printable ASCII characters.
@@ -141,7 +146,7 @@ class Settings:
 
     header: str = "Idempotency-Key"
     key_format: str | re.Pattern[str] | None = None
-    methods: Collection[str] = ("POST", "PATCH")
+    methods: Collection[str] = GUARDED
     required: bool = False
     applies: Callable[[str, str], bool] | None = None
     scope: Callable[[Any], Any] | None = None
