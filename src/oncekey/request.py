@@ -365,7 +365,7 @@ class IdempotencyStore:
         # The result of a call, or something to await for it.
         guarded: Guarded = inside if how.transactional else functools.partial(plain, store)
         form = self._asynchronous if asynchron else self._synchronous
-        made = like(handler)(form(request, how, target, guarded))
+        made = like(handler, self)(form(request, how, target, guarded))
         return without_tx(made) if takes_tx else made
 
     # The two forms of a call. All that they decide is decided in what they call.

@@ -197,6 +197,8 @@ def test_misuse_names_the_fix(once: Once) -> None:
         once_task(once, key="k", in_flight="wait")  # type: ignore[arg-type]
     with pytest.raises(InvalidKeyError, match="key="):
         once_task(once, key="")
+    with pytest.raises(InvalidKeyError, match=r'idempotent\(once, key="order_id"\)'):
+        once_task(once)
     with pytest.raises(BackendMismatchError, match="pass a Once"):
         once_task(AsyncOnce("memory://"), key="k")  # type: ignore[arg-type]
     with pytest.raises(TransactionRefusedError):

@@ -121,7 +121,7 @@ async def test_copies_of_a_slow_sync_tool_leave_threads_for_others(slow: Slow) -
 
 async def test_copies_of_a_slow_sync_handler_leave_threads_for_others(slow: Slow) -> None:
     """The same for handlers of AdCP, which are run by the adapter for MCP's low-level server."""
-    store = IdempotencyStore(MemoryStore(), wait_seconds=PATIENCE)
+    store = IdempotencyStore(MemoryStore(), profile="adcp-3.2", wait_seconds=PATIENCE)
 
     @store.wrap
     def create(params: dict[str, Any], caller: Any) -> dict[str, Any]:

@@ -67,16 +67,36 @@ class ToolContext:
     account_id: str | None = None
 
 
-def like(handler: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``functools.wraps``, also for mocks, whose name need not be text."""
+def like(
+    handler: Callable[..., Any], guard: Any = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``functools.wraps``, also for mocks, whose name need not be text.
+
+    Args:
+        handler: The function.
+        guard: Whose keys the wrapper asks, for ``guard_of``.
+    """
 
     def decorate(wrapper: Callable[..., Any]) -> Callable[..., Any]:
         for name in functools.WRAPPER_ASSIGNMENTS:
             with contextlib.suppress(AttributeError, TypeError):
                 setattr(wrapper, name, getattr(handler, name))
-        return functools.update_wrapper(wrapper, handler, assigned=())
+        made = functools.update_wrapper(wrapper, handler, assigned=())
+        if guard is not None:
+            vars(made)["_oncekey_guard"] = guard
+        return made
 
     return decorate
+
+
+def guard_of(handler: Any) -> Any:
+    """What guards a handler; ``None``: nothing that is known of, also by a decorator's copy."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    found = getattr(handler, "_oncekey_guard", None)
+    if found is None and callable(handler):  # an object that is called
+        found = getattr(type(handler).__call__, "_oncekey_guard", None)
+    return found
 
 
 def name_of(handler: Callable[..., Any]) -> str:
@@ -336,4 +356,6 @@ def identity(context: Any) -> tuple[Identity | None, Identity | None]:
         principal = named(context, "principal_id")
     if principal is None and context is not None:
         principal = named(get(context, "principal"), "id", "principal.id")
+    if isinstance(principal, str) and not principal.strip():
+        principal = None  # blank: whoever filled it in has found nobody
     return principal, named(context, "tenant_id")

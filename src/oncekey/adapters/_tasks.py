@@ -94,7 +94,7 @@ def guarded_task(
 
 def _check(key: KeySource, in_flight: InFlight, retry_seconds: float) -> None:
     if not key:
-        raise InvalidKeyError('say which argument is the key: key="order_id"')
+        raise InvalidKeyError('say which argument is the key: idempotent(once, key="order_id")')
     if in_flight not in IN_FLIGHT:
         raise PolicyError(f"in_flight must be one of {', '.join(IN_FLIGHT)}, got {in_flight!r}")
     check_seconds(retry_seconds=retry_seconds)

@@ -50,7 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def idempotent(
     once: Once,
     *,
-    key: KeySource,
+    key: KeySource = "",
     name: str | None = "",
     ignore: Iterable[str] = (),
     in_flight: InFlight = "retry",

@@ -49,7 +49,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def idempotent(
     once: Once | AsyncOnce,
     *,
-    key: KeySource,
+    key: KeySource = "",
     name: str | None = "",
     ignore: Iterable[str] = (),
     in_flight: InFlight = "retry",

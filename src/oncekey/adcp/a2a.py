@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oncekey.adapters._webhooks import missing
-from oncekey.adcp.serving import Handler, answer_to
+from oncekey.adcp.serving import Handler, answer_to, check_handlers
 from oncekey.adcp.wire import error_envelope
 from oncekey.errors import InvalidRequestError
 from oncekey.request import ToolContext
@@ -73,7 +73,11 @@ class SkillExecutor(AgentExecutor):
     Args:
         handlers: A handler for each skill, sync or async, such as ``IdempotencyStore.wrap`` gives.
         caller: Says who is calling, from verified credentials: a ``ToolContext``, or anything else
-            that names the principal. It may be async.
+            that names the principal. It may be async. ``None``, or a ``PermissionError``, is for
+            nobody that is known: requests with a key are then refused, with the second all are.
+
+    Raises:
+        PolicyError: ``handlers`` or ``caller`` is something else.
 
     Example:
         >>> async def get_products(params, caller):
@@ -86,6 +90,7 @@ class SkillExecutor(AgentExecutor):
         handlers: Mapping[str, Handler],
         caller: Callable[[RequestContext], Any] = authenticated_caller,
     ) -> None:
+        check_handlers(handlers, caller)
         self._handlers = handlers
         self._caller = caller
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 from oncekey._core.call import is_async
 from oncekey.adapters._webhooks import missing
-from oncekey.adcp.serving import Handler, answer_to
+from oncekey.adcp.serving import Handler, answer_to, check_handlers
 from oncekey.adcp.wire import error_envelope
-from oncekey.errors import OncekeyError, PolicyError
+from oncekey.errors import OncekeyError
 from oncekey.request import ToolContext
 
 try:
@@ -84,7 +84,11 @@ def call_tool(
     Args:
         handlers: A handler for each tool, sync or async, such as ``IdempotencyStore.wrap`` gives.
         caller: Says who is calling, from verified credentials: a ``ToolContext``, or anything else
-            that names the principal. It may be async.
+            that names the principal. It may be async. ``None``, or a ``PermissionError``, is for
+            nobody that is known: requests with a key are then refused, with the second all are.
+
+    Raises:
+        PolicyError: ``handlers`` or ``caller`` is something else.
 
     Example:
         >>> from mcp.server.lowlevel import Server
@@ -92,10 +96,7 @@ def call_tool(
         ...     return {"products": []}
         >>> server = Server("seller", on_call_tool=call_tool({"get_products": get_products}))
     """
-    if not isinstance(handlers, Mapping):
-        raise PolicyError("handlers is a dict of each tool's name and its handler")
-    if not callable(caller):
-        raise PolicyError(f"caller is a function that says who is calling, got {caller!r}")
+    check_handlers(handlers, caller)
 
     async def on_call_tool(
         request: ServerRequestContext[Any, Any], params: CallToolRequestParams

@@ -14,13 +14,31 @@ from oncekey.adcp.signing_profiles import REQUESTS
 from oncekey.canonical import parse_json
 from oncekey.errors import CanonicalJSONError
 
-__all__ = ["UNREADABLE", "Operation", "operation_of"]
+__all__ = ["MUTATING", "UNREADABLE", "Operation", "operation_of"]
 
 _MESSAGES: Final = ("SendMessage", "SendStreamingMessage", "message/send", "message/stream")
 _REST_MESSAGES: Final = ("message:send", "message:stream")
 _RPC: Final = frozenset({"jsonrpc", "method", "message"})
 UNREADABLE: Final = object()
 """The arguments of a body that parsers may read differently."""
+# As the manifest of AdCP 3.2 has them, with creative_approval of 3.1. Those whose key is optional
+# there, such as get_products, are left out.
+# fmt: off
+MUTATING: Final = frozenset((
+    "accept_proposal", "acquire_rights", "activate_signal", "build_creative", "buy_products",
+    "calibrate_content", "control_media_buy", "create_collection_list",
+    "create_content_standards", "create_media_buy", "create_property_list", "creative_approval",
+    "decline_proposals", "delete_collection_list", "delete_property_list", "log_event",
+    "provide_performance_feedback", "refine_proposals", "report_plan_adjustment",
+    "report_plan_outcome", "report_usage", "request_proposals", "si_initiate_session",
+    "si_send_message", "sync_accounts", "sync_agent_notification_configs", "sync_audiences",
+    "sync_catalogs", "sync_creatives", "sync_event_sources", "sync_governance", "sync_plans",
+    "sync_principal", "sync_reporting_receipts", "sync_reporting_status",
+    "update_collection_list", "update_content_standards", "update_media_buy",
+    "update_property_list", "update_rights",
+))
+# fmt: on
+"""The operations that change something, whose requests must carry an ``idempotency_key``."""
 _CONTENTS: Final = ("text", "data", "file", "url", "raw")
 
 
