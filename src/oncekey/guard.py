@@ -124,17 +124,16 @@ class _Base:
 
         Raises:
             TransactionRefusedError: ``transactional``, and the store has no transactions.
-            PolicyError: ``transactional``, with an option that is not for transactions.
+            PolicyError: An option is not for transactions; or ``on`` is for nothing else.
         """
-        store = self.store
+        check_transactional(self.store, on, transactional)
         if not transactional:
-            return functools.partial(self._call, store)
-        check_transactional(store)
+            return functools.partial(self._call, self.store)
         self.policy.but(options or {}).check_transactional()
-        call = self._call_in_transaction
+        call = functools.partial(self._call_in_transaction, self.store, on)
 
         def run(job: engine.Job, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            return call(store, on, job, lambda _: function(*args, **kwargs))
+            return call(job, lambda _: function(*args, **kwargs))
 
         return run
 

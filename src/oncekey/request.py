@@ -318,7 +318,7 @@ class IdempotencyStore:
         Raises:
             BackendMismatchError: A sync handler over an async backend, or the other way round.
             TransactionRefusedError: ``transactional`` on a backend without transactions.
-            PolicyError: ``on_cancel`` with ``transactional``.
+            PolicyError: ``on_cancel`` with ``transactional``; or ``on`` without it.
         """
         if isinstance(handler, (staticmethod, classmethod)):
             raise BackendMismatchError(
@@ -342,8 +342,7 @@ class IdempotencyStore:
         request = Arguments(handler, name)
         store = self._store
         takes_tx = how.transactional and takes_parameter(handler, "tx")
-        if how.transactional:
-            check_transactional(store)
+        check_transactional(store, how.on, how.transactional)
         asynchron, target = engine.is_async(handler), handler
         if not asynchron and may_give_awaitable(handler):
             asynchron = isinstance(store, AsyncStore)

@@ -45,10 +45,11 @@ from oncekey._core.transaction_flow import (
     open_keys,
 )
 from oncekey.abc import AsyncStore, AsyncTransactional, Store, Transactional
-from oncekey.drivers import is_drivers
+from oncekey.drivers import check_world, is_drivers
 from oncekey.drivers._deadlines import Deadline, Late, acall_in_time, call_in_time, in_time
 from oncekey.errors import (
     OncekeyError,
+    PolicyError,
     TransactionRefusedError,
 )
 from oncekey.models import Key, Scope, check_text
@@ -61,6 +62,7 @@ __all__ = [
     "Tx",
     "acall_in_transaction",
     "call_in_transaction",
+    "check_on",
     "check_transactional",
     "current_transaction",
     "in_transaction",
@@ -216,8 +218,23 @@ def takes_parameter(handler: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(handler).parameters
 
 
-def check_transactional(store: Any) -> None:
-    """Raise unless ``store`` can share a transaction."""
+def check_on(on: Any, transactional: bool) -> None:
+    """Raise if a connection was passed that nothing would be written on."""
+    if on is not None and not transactional:
+        raise PolicyError(
+            "on= needs transactional=True: without it your writes and the record are not one "
+            "commit, and after a crash the work may be done again"
+        )
+
+
+def check_transactional(store: Any, on: Any = None, transactional: bool = True) -> None:
+    """Raise unless ``store`` can share a transaction, with ``on`` if that is known already.
+
+    If none is wanted, raise for ``on`` alone.
+    """
+    check_on(on, transactional)
+    if not transactional:
+        return
     if not isinstance(store, (Transactional, AsyncTransactional)):
         if why := getattr(store, "no_transactions", ""):
             raise TransactionRefusedError(why)
@@ -225,6 +242,8 @@ def check_transactional(store: Any) -> None:
             f"{type(store).__name__} has no transactions to share: use a PostgreSQL or SQLite "
             "store on the database that your own tables are in"
         )
+    if on is not None:
+        check_world(on, isinstance(store, AsyncStore))
 
 
 @functools.lru_cache(maxsize=256)

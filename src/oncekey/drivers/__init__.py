@@ -24,6 +24,7 @@ __all__ = [
     "DriverConnection",
     "aborted_refused",
     "autocommit_refused",
+    "check_world",
     "connection_of",
     "driver_error",
     "ended_refused",
@@ -252,12 +253,51 @@ def named_args(args: list[Any]) -> dict[str, Any]:
     return dict(zip(_NAMES, args, strict=False))
 
 
+_TWINS: Final = (  # sync, async
+    ("a sessionmaker", "an async_sessionmaker"),
+    ("a scoped_session", "an async_scoped_session"),
+    ("a Session", "an AsyncSession"),
+    ("an Engine", "an AsyncEngine"),
+    ("a ConnectionPool", "an AsyncConnectionPool"),
+    ("a NullConnectionPool", "an AsyncNullConnectionPool"),
+)
+
+
 def wrong_world(on: Any, awaits: bool) -> TransactionRefusedError:
     """The refusal of a sync connection by an async store, or the other way round."""
     its, here = ("sync", "async") if awaits else ("async", "sync")
+    name = type(on).__name__
+    pairs = {pair[not awaits].partition(" ")[2]: pair[awaits] for pair in _TWINS}
+    twin = pairs.get(name, f"what is {here}")
+    classes = "WebhookReceiver, Once, connect(url)"
+    if not awaits:
+        classes = "AsyncWebhookReceiver, AsyncOnce, aconnect(url)"
     return TransactionRefusedError(
-        f"{type(on).__name__} is {its}, this store is {here}: use the {its} store with it"
+        f"{name} is {its}, this store is {here}: pass {twin} as on=, or use the {its} store with "
+        f"it, and what goes with that ({classes})"
     )
+
+
+def check_world(on: Any, awaits: bool) -> None:
+    """Raise if ``on`` is known to be sync where async is needed, or the other way round.
+
+    Of a function nothing is known before it is called.
+    """
+    kind = type(on)
+    its: bool | None = None
+    match _library(kind):
+        case "sqlalchemy":
+            its = kind.__name__.startswith(("async_", "Async")) or hasattr(on, "sync_engine")
+        case "psycopg" if hasattr(on, "getconn") or hasattr(on, "pgconn"):
+            its = hasattr(on, "__aenter__")
+        case "asyncpg":
+            its = True
+        case "sqlite":
+            its = kind.__module__.startswith("aiosqlite")
+        case "django":
+            its = False
+    if its is not None and its is not awaits:
+        raise wrong_world(on, awaits)
 
 
 def autocommit_refused(what: str) -> TransactionRefusedError:

@@ -98,7 +98,7 @@ class _Receiver(Generic[S]):
         self._store = seen = switched(seen)
         check_limits(settings.limits, seen)
         if settings.transactional:
-            check_transactional(seen)
+            check_transactional(seen, settings.on)
         if getattr(provider, "needs_nonces", False):
             nonces = Nonces(_shut(store), namespace=self._decisions.namespace)
             provider = cast("AskingProvider", provider).with_nonces(nonces)
@@ -118,7 +118,9 @@ class _Receiver(Generic[S]):
 
         def decorate(handler: H) -> H:
             self._check_handler(handler)
-            registered = Registered(handler, self.settings.transactional and _takes_tx(handler))
+            takes_tx = self.settings.transactional and _takes_tx(handler)
+            _check_takes(handler, takes_tx)
+            registered = Registered(handler, takes_tx)
             for kind in types:
                 if kind in rules.handlers:
                     raise PolicyError(f"there is a handler for {kind!r} already")
@@ -238,7 +240,8 @@ class WebhookReceiver(_Receiver[Store]):
         super()._check_handler(handler)
         if is_async(handler):
             raise BackendMismatchError(
-                f"{getattr(handler, '__name__', handler)} is async: use AsyncWebhookReceiver"
+                f"{getattr(handler, '__name__', handler)} is async: write a sync handler (def), or "
+                "use AsyncWebhookReceiver, where the framework is async too"
             )
 
     def receive(
@@ -388,6 +391,32 @@ def _takes_tx(handler: Handler) -> bool:
     except (TypeError, ValueError):
         return False
     return "tx" in parameters or len(parameters) > 1
+
+
+def _check_takes(handler: Handler, takes_tx: bool) -> None:
+    """Raise if ``handler`` can't be called with an event, and a transaction where it gets one."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # of C, or a class that says nothing
+    if _fits(signature, 2 if takes_tx else 1):
+        return
+    name = getattr(handler, "__name__", handler)
+    if not takes_tx and _fits(signature, 2):
+        raise PolicyError(
+            f"{name} wants a transaction beside the event, and this receiver has none: pass "
+            "transactional=True to the receiver, or write a handler of the event alone"
+        )
+    call = "handler(event, tx)" if takes_tx else "handler(event)"
+    raise PolicyError(f"{name}{signature} can't be called as {call}")
+
+
+def _fits(signature: inspect.Signature, number: int) -> bool:
+    try:
+        signature.bind(*(None,) * number)
+    except TypeError:
+        return False
+    return True
 
 
 def _none(value: Any) -> None:

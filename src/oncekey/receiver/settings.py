@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from oncekey._core.transact import check_on
 from oncekey.errors import PolicyError
 from oncekey.models import Terms
 from oncekey.policy import Duration, JournalPath, OnOutage, check_on_outage, milliseconds
@@ -61,7 +62,8 @@ class ReceiverSettings:
             send one body as several types (Shopify). ``False``: under every id.
         transactional: Run handlers in a transaction of the store's database: their writes and the
             mark commit together.
-        on: Where that transaction is, if not on the store's own connections.
+        on: Where that transaction is, if not on the store's own connections. Only with
+            ``transactional``.
         namespace: Sets receivers that share a store apart.
         per_key: At most so many deliveries of one key in so many seconds. ``None``: any number.
         per_sender: The same for one sender.
@@ -122,6 +124,7 @@ class ReceiverSettings:
         check_on_outage(self.on_outage)
         if self.max_body_bytes < 1:
             raise PolicyError(f"max_body_bytes must be positive, got {self.max_body_bytes}")
+        check_on(self.on, self.transactional)
         milliseconds(self.lease, "lease", least=20)
         milliseconds(self.wait, "wait")
         seconds = None
