@@ -450,6 +450,8 @@ class Block:
             raise error  # the caller's own
         else:
             failed = named(error, self._records.named)
+            if connection is not None and self._on is not None:
+                failed = connection.explained(failed, error)
         dead = late or isinstance(failed, StoreReadOnlyError)
         if dead and connection is not None and connection.close is not None:
             self._left = True

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
 from oncekey.drivers._deadlines import to_driver
-from oncekey.errors import TransactionRefusedError
+from oncekey.errors import StoreTimeoutError, StoreUnavailableError, TransactionRefusedError
 
 __all__ = [
     "Calls",
@@ -62,12 +62,14 @@ class DriverConnection:
         joined: The transaction was open before, and is the caller's to commit.
         flavour: ``postgresql`` or ``sqlite``.
         close: Takes back what was taken for this transaction; ``None``: it is the caller's.
+        begins_to_write: How its users begin a transaction of SQLite that is to write.
         never_cancels: No call of it cancels the task that waits for it, as time limits do.
         watch: Ends it if a call is late, which does not cancel anybody. ``None``: it has none.
     """
 
     flavour: str
     raw: Any = None
+    begins_to_write = "execute 'BEGIN IMMEDIATE' before its first statement"
     never_cancels = False
     watch: Any = None
     joined = False
@@ -89,6 +91,27 @@ class DriverConnection:
     def execute_last(self, sql: str, args: list[Any]) -> Calls[list[Any]]:
         """The same for the last one of a transaction: if it gives a row, it may be committed."""
         return (yield from self.execute(sql, args))
+
+    def explained(self, failed: Exception, error: BaseException) -> Exception:
+        """What to raise in place of ``failed``, on a connection of a caller's.
+
+        How long it waits for a SQLite file is the caller's to say, not the store's.
+        """
+        code = getattr(driver_error(error), "sqlite_errorcode", -1)
+        if code & 0xFF not in (5, 6):  # busy or locked
+            return failed
+        if not self.joined:
+            return StoreTimeoutError(
+                "the SQLite file was locked by another process or transaction for longer than "
+                "your connection waits, and nothing was changed: look for a transaction that is "
+                "held open, or raise the busy timeout of the connection (timeout=)",
+                outcome_known=True,
+            )
+        return StoreUnavailableError(
+            "another connection writes to the SQLite file, or has written to it since the "
+            "transaction began that is open on yours. One that begins by reading can't become a "
+            f"writer then, and does not wait: roll it back, {self.begins_to_write}, and try again"
+        )
 
     def must_be_open(self) -> None:
         """Raise if the transaction was ended by somebody else, as far as the driver knows."""
@@ -308,16 +331,26 @@ def autocommit_refused(what: str) -> TransactionRefusedError:
     )
 
 
+_SAVEPOINT: Final = (
+    "let its error out, or put the statement into a savepoint (SQLAlchemy: session.begin_nested(); "
+    "psycopg and asyncpg: connection.transaction(); Django: transaction.atomic())"
+)
+
+
 def aborted_refused() -> TransactionRefusedError:
     """The refusal of a transaction that has failed already."""
     return TransactionRefusedError(
-        "the transaction on this connection has failed already: roll it back first"
+        "the transaction on this connection has failed already: a statement in it raised an error. "
+        f"If it was one of the handler or block, {_SAVEPOINT}. If it came before, roll it back "
+        "first"
     )
 
 
 def ended_refused(what: str) -> TransactionRefusedError:
     """The refusal to complete in another transaction than the one that claimed."""
     return TransactionRefusedError(
-        f"the block or handler ended the transaction of its {what} itself: leave commit and "
-        "rollback to oncekey, or to the transaction around it"
+        f"the block or handler ended the transaction of its {what} itself. If it committed, its "
+        "writes are there, and the next retry makes them again: leave commit and rollback to "
+        "oncekey, or to the transaction around it. If it rolled back for a statement that failed, "
+        f"{_SAVEPOINT}"
     )

@@ -35,6 +35,11 @@ class _Undo(Exception):
 class DjangoConnection(DriverConnection):
     """One of Django's connections, for as long as a block of ``atomic``."""
 
+    begins_to_write = (
+        'let Django begin it with BEGIN IMMEDIATE ("OPTIONS": {"transaction_mode": "IMMEDIATE"} in '
+        "DATABASES, from Django 5.1 on)"
+    )
+
     def __init__(self, connection: Any) -> None:
         super().__init__(connection, None, False)
         self.flavour = connection.vendor

@@ -65,6 +65,11 @@ def _within(_: Any, call: Callable[..., Any], *args: Any) -> Any:
 class AlchemyConnection(DriverConnection):
     """A ``Session`` or ``Connection``, or their async form: the same, run as they run it."""
 
+    begins_to_write = (
+        "let SQLAlchemy begin it with BEGIN IMMEDIATE (a listener to the engine's event 'begin': "
+        'connection.exec_driver_sql("BEGIN IMMEDIATE"))'
+    )
+
     def __init__(self, on: Any, close: Callable[[Any], Any] | None, awaits: bool) -> None:
         super().__init__(on, close, awaits)
         if awaits:

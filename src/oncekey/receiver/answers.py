@@ -14,6 +14,7 @@ from oncekey.errors import (
     IdempotencyInFlightError,
     OncekeyError,
     StoreError,
+    TransactionRefusedError,
 )
 from oncekey.receiver.events import WebhookResponse
 from oncekey.signatures.base import Ack, Provider, UnreadableError
@@ -80,6 +81,14 @@ def failed(error: Exception, provider: Provider, work: Work) -> Outcome:
     if isinstance(error, IdempotencyInFlightError):
         seconds = min(error.retry_after or IN_FLIGHT_RETRY, IN_FLIGHT_RETRY)
         return Outcome("in_flight", code=error.code, retry_after=seconds)
+    if isinstance(error, TransactionRefusedError):
+        logger.error(
+            "%s: a webhook could not be recorded, its sender is told to retry, and no retry mends "
+            "this (TRANSACTION_REFUSED): %s",
+            provider.name,
+            error,
+        )
+        return Outcome("unavailable", code=error.code, retry_after=UNAVAILABLE_RETRY)
     if isinstance(error, StoreError):
         logger.warning("a webhook could not be recorded, its sender is told to retry: %s", error)
         return Outcome("unavailable", code=error.code, retry_after=UNAVAILABLE_RETRY)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from oncekey._core import transitions
 from oncekey._core.transitions import Event
 from oncekey.abc import Clock, TransactionRecords
-from oncekey.errors import StoreError, StoreUnavailableError, TransactionRefusedError
+from oncekey.errors import StoreError, TransactionRefusedError
 from oncekey.models import ClaimReply, Key, Record, Terms
 from oncekey.stores.sqlite.database import SQL, Database
 
@@ -84,9 +84,4 @@ class SQLiteTransactionRecords(TransactionRecords):
     def named(self, error: BaseException) -> StoreError:
         if not isinstance(error, sqlite3.Error):
             return StoreError(f"SQLite failed ({type(error).__name__}): {error}")
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY_SNAPSHOT:
-            return StoreUnavailableError(
-                f"{self._database.path} was changed since this transaction began to read it: begin "
-                "it with BEGIN IMMEDIATE, and try again"
-            )
         return self._database.named(error)
