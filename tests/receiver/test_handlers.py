@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -181,3 +182,18 @@ async def test_what_a_provider_of_somebodys_own_says_is_what_counts() -> None:
         *[(200, "", ["own-id"])] * 2,
         *[(202, "handshake", [])] * 2,
     ]
+
+
+def test_the_name_of_a_handlers_error_is_not_for_its_sender() -> None:
+    """Who sends gets a fixed code; the log and the outcome have the name."""
+    delivery = sample("stripe")
+    receiver = WebhookReceiver(delivery.provider, MemoryStore())
+
+    @receiver.on()
+    def fails(event: WebhookEvent) -> None:
+        raise ZeroDivisionError
+
+    answer = receiver.receive(*delivery)
+    assert (answer.status, answer.code) == (500, "ZeroDivisionError")
+    assert json.loads(answer.body)["code"] == "HANDLER_FAILED"
+    assert b"ZeroDivision" not in answer.body

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,37 @@ def test_a_swallowed_error_of_postgresql_is_told_what_to_do(place: Place, rolls_
             with contextlib.suppress(sa.exc.DataError), session.begin_nested():
                 session.execute(sa.text("SELECT 1/0"))
     engine.dispose()
+
+
+def test_a_handler_that_is_locked_out_by_its_own_transaction_is_told_so(
+    file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django's connection, say, on a receiver that was not given it."""
+    receiver = WebhookReceiver(STRIPE, f"sqlite:///{file}", transactional=True)
+    other = sqlite3.connect(file, timeout=0)
+
+    @receiver.on("invoice.paid")
+    def writes_elsewhere(event: Any, tx: Any) -> None:
+        other.execute("INSERT INTO t VALUES (1)")
+
+    answer = receiver.receive(*sample(STRIPE, type="invoice.paid"))
+    assert answer.status == 500
+    assert "write on tx.connection, or pass your own connection" in caplog.text
+    other.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_test_database_of_django(tmp_path: Path, named: bool) -> None:
+    """In memory no store can share it, which is told; a file of its own works in a TestCase."""
+    script = Path(__file__).with_name("in_django_tests.py")
+    files = [str(tmp_path / name) for name in (("shop.db", "test.db") if named else ("shop.db",))]
+    done = subprocess.run(
+        [sys.executable, str(script), *files], capture_output=True, text=True, check=False
+    )
+    if named:
+        twice = [(200, "handled"), (200, "duplicate")]
+        assert (done.returncode, done.stdout.strip()) == (0, f"{twice} {twice}"), done.stderr
+    else:
+        assert "(503, 'unavailable')" in done.stdout
+        assert "Django's tests have a database of their own" in done.stderr

@@ -62,6 +62,7 @@ class DriverConnection:
         joined: The transaction was open before, and is the caller's to commit.
         flavour: ``postgresql`` or ``sqlite``.
         close: Takes back what was taken for this transaction; ``None``: it is the caller's.
+        elsewhere: Why it may be to another database than its user thinks.
         begins_to_write: How its users begin a transaction of SQLite that is to write.
         never_cancels: No call of it cancels the task that waits for it, as time limits do.
         watch: Ends it if a call is late, which does not cancel anybody. ``None``: it has none.
@@ -69,6 +70,7 @@ class DriverConnection:
 
     flavour: str
     raw: Any = None
+    elsewhere = ""
     begins_to_write = "execute 'BEGIN IMMEDIATE' before its first statement"
     never_cancels = False
     watch: Any = None

@@ -35,6 +35,11 @@ class _Undo(Exception):
 class DjangoConnection(DriverConnection):
     """One of Django's connections, for as long as a block of ``atomic``."""
 
+    elsewhere = (
+        ". Django's tests have a database of their own, for SQLite in memory: give it a file "
+        '("TEST": {"NAME": ...}), and open the store by settings.DATABASES["default"]["NAME"], '
+        "which names the test database once it is set up"
+    )
     begins_to_write = (
         'let Django begin it with BEGIN IMMEDIATE ("OPTIONS": {"transaction_mode": "IMMEDIATE"} in '
         "DATABASES, from Django 5.1 on)"

@@ -40,6 +40,7 @@ logger = logging.getLogger("oncekey")
 
 IN_FLIGHT_RETRY: Final = 5  # seconds: a sender need not wait for a whole lease
 UNAVAILABLE_RETRY: Final = 30
+HANDLER_FAILED: Final = "HANDLER_FAILED"
 MAX_RETRY: Final = 86_400
 
 # What a sender is told about each outcome. 2xx: done with; 5xx and 429: send it again.
@@ -129,7 +130,9 @@ def answer_to(provider: Provider, outcomes: list[Outcome]) -> WebhookResponse:
     if waits and worst != "conflict":
         most = getattr(provider, "retry_after_most", None) or MAX_RETRY  # and wait only shortly
         headers["Retry-After"] = str(min(max(waits), most))
-    told = {"error": worst, "code": first.code, "message": _TOLD[worst]}
+    # The name of a handler's error is for the log and the audit, not for who sends.
+    code = HANDLER_FAILED if worst == "failed" else first.code
+    told = {"error": worst, "code": code, "message": _TOLD[worst]}
     return WebhookResponse(status, headers, json.dumps(told).encode(), worst, first.code, several)
 
 

@@ -19,6 +19,7 @@ from oncekey._core.transact import (
     check_transactional,
 )
 from oncekey.abc import AsyncStore, Store
+from oncekey.drivers import driver_error
 from oncekey.errors import (
     BackendMismatchError,
     IdempotencyConflictError,
@@ -298,7 +299,7 @@ class WebhookReceiver(_Receiver[Store]):
                     raise  # to roll back first
                 return bury(error)
             except Exception as error:
-                error.add_note(_attempt(event))
+                error.add_note(_attempt(event, error, self.settings))
                 raise
 
         if transactional:
@@ -364,7 +365,7 @@ class AsyncWebhookReceiver(_Receiver[AsyncStore]):
                     raise
                 return bury(error)
             except Exception as error:
-                error.add_note(_attempt(event))
+                error.add_note(_attempt(event, error, self.settings))
                 raise
 
         if transactional:
@@ -434,6 +435,13 @@ def _none(value: Any) -> None:
     raise PolicyError(f"a webhook handler {what}; nothing of it has run")
 
 
-def _attempt(event: WebhookEvent) -> str:
+def _attempt(event: WebhookEvent, error: Exception, settings: ReceiverSettings) -> str:
     took = ", after another worker stopped with it in hand" if event.takeover else ""
-    return f"oncekey: this was attempt {event.attempt} at this event{took}"
+    told = f"oncekey: this was attempt {event.attempt} at this event{took}"
+    code = getattr(driver_error(error), "sqlite_errorcode", -1) & 0xFF
+    if settings.transactional and settings.on is None and code in (5, 6):  # busy or locked
+        told += (
+            ". Its transaction has the SQLite file, and nobody else can write to it meanwhile: "
+            "write on tx.connection, or pass your own connection (Django: on=connection)"
+        )
+    return told

@@ -393,6 +393,7 @@ class PgTransactionRecords(TransactionRecords):
             raise TransactionRefusedError(
                 "this connection is to another database, or another schema, than the store's: the "
                 "claim would not protect your writes. Use a store on the same database"
+                + on.elsewhere
             )
         if row[1] is None and joined and isolation not in ("read committed", "read uncommitted"):
             raise TransactionRefusedError(

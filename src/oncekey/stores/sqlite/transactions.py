@@ -58,7 +58,7 @@ class SQLiteTransactionRecords(TransactionRecords):
         if not files or not files[0] or not os.path.samefile(files[0], self._database.path):
             raise TransactionRefusedError(
                 f"this connection is not to {self._database.path}, where the store is: only what "
-                "lies in one file commits together"
+                f"lies in one file commits together{on.elsewhere}"
             )
 
     def complete(
