@@ -12,7 +12,7 @@ from tests.server.kit import CONFIG, ENVIRON, HOST, csrf_of, deliver, sign_in
 
 import oncekey.server
 from oncekey.errors import StoreUnavailableError
-from oncekey.inbox import open_inbox
+from oncekey.inbox import Outcome, Result, open_inbox
 from oncekey.server.app import make_app
 from oncekey.server.config import settings_from
 from oncekey.server.gateway import Gateway
@@ -85,6 +85,23 @@ async def test_five_copies_become_one_event(gateway: Gateway, http: httpx.AsyncC
         page = (await http.get(answer.headers["location"])).text
         assert page.count(" stopped</strong>") == 4, source
         assert "Received and verified" in page
+
+
+async def test_a_401_of_an_app_says_where_its_secret_is(
+    gateway: Gateway, http: httpx.AsyncClient, signed: Signed
+) -> None:
+    """On the event's page and among issues, once with its status; the app's answer is shown."""
+    event = (await deliver(http, signed("shop"))).headers["oncekey-event"]
+    (one,) = await gateway.inbox.fetch({"app": 1}, 60_000)
+    said = Result(one, Outcome.RETRY, 5, 401, "HTTP 401", "no matching signature", 60)
+    await gateway.inbox.finish([said])
+    await sign_in(http, "olga")
+    for page in (f"/events/{event}", "/issues"):
+        text = (await http.get(f"/_oncekey{page}")).text
+        assert "POST /_oncekey/api/v1/targets/app/secret" in text, page
+        assert "401 HTTP 401" not in text
+        assert "status 401" not in text
+    assert "no matching signature" in (await http.get(f"/_oncekey/events/{event}")).text
 
 
 async def test_an_unreachable_inbox_has_a_page(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
-from typing import Any
+from typing import Any, Final
 
 from oncekey.cli._gateway import GatewayClient, add_gateway
 from oncekey.cli._output import CommandError, Output, add_json_option, printable
 from oncekey.cli._replaying import replay_event
 
 __all__ = ["add_to", "moments"]
+
+
+_SHOWN: Final = 100  # characters of what a target answered
 
 
 def add_to(commands: Any) -> None:
@@ -75,7 +78,9 @@ def moments(found: Any) -> list[tuple[str, str, str]]:
     known += [(one["at"], one["action"], f"by {one['actor']}") for one in found["actions"]]
     for one in found["attempts"]:
         took = "" if one["outcome"] == "lost" else f"{one['ms']} ms"
-        status = f"status {one['status']}" if one["status"] else ""
-        told = ", ".join(filter(None, [took, status, one["error"]]))
+        said = str(one["status"]) in one["error"]  # "HTTP 401"
+        status = f"status {one['status']}" if one["status"] and not said else ""
+        answer = f'"{one["note"][:_SHOWN]}"' if one["error"] and one["note"] else ""
+        told = ", ".join(filter(None, [took, status, one["error"], answer]))
         known.append((one["at"], f"{one['target']}: {one['outcome']}", told))
     return sorted(known, key=lambda moment: moment[0])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import contextlib
+from typing import Any, Final
 
 from oncekey.cli._gateway import GatewayClient, add_gateway
-from oncekey.cli._output import Output, add_json_option, printable
+from oncekey.cli._output import CommandError, Output, add_json_option, printable
 
 __all__ = ["add_to"]
+
+
+_EXPLAINED: Final = 5  # of the most frequent issues
+_SHOWN: Final = 200  # characters of an answer
 
 
 def add_to(commands: Any) -> None:
@@ -26,7 +31,8 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print them."""
-    found = GatewayClient(arguments).get("issues")["items"]
+    client = GatewayClient(arguments)
+    found = client.get("issues")["items"]
     output = Output(arguments)
     if output.as_json:
         output.json({"items": found})
@@ -45,4 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
             for one in found
         ]
         output.table(["target", "status", "cause", ">dead", ">failing", "search"], rows)
+        for one in found[:_EXPLAINED]:
+            _explain(client, output, one)
     return 1 if found else 0
+
+
+def _explain(client: GatewayClient, output: Output, one: Any) -> None:
+    """What the target answered to one of these events, and what to look at."""
+    answer = ""
+    if one["status"]:
+        with contextlib.suppress(CommandError):  # it was pruned just now
+            for attempt in client.get("events", one["sample"])["attempts"]:
+                if (attempt["target"], attempt["status"]) == (one["target"], one["status"]):
+                    answer = attempt["note"]
+    told = f'{one["target"]} answered {one["status"]}: "{answer[:_SHOWN]}"' if answer else ""
+    for text in filter(None, [told, one.get("hint", "")]):
+        output.line(printable(text))

@@ -45,6 +45,7 @@ __all__ = [
     "dead_view",
     "detail_view",
     "event_view",
+    "hint",
     "issue_view",
     "rejected_view",
     "span_view",
@@ -165,6 +166,7 @@ class IssueView(TypedDict):
     last_at: str | None
     sample: str
     query: str
+    hint: str
 
 
 class RejectedView(TypedDict):
@@ -409,7 +411,16 @@ def issue_view(one: Issue, query: str) -> IssueView:
         "last_at": when(one.last_at),
         "sample": one.sample,
         "query": query,
+        "hint": hint(one.status, one.target),
     }
+
+
+def hint(status: int, target: str) -> str:
+    """What to look at first when a target answers so; empty, if nothing can be said."""
+    if status != 401:
+        return ""
+    where = f"POST /_oncekey/api/v1/targets/{target}/secret"
+    return f"does your app have the target's secret? That of its config, or {where} (an admin)"
 
 
 def rejected_view(one: Rejected) -> RejectedView:

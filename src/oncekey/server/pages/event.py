@@ -21,6 +21,7 @@ from oncekey.inbox.models import (
 from oncekey.server.endpoints import ApiError, check_id, known_targets
 from oncekey.server.pages.bodies import SHOWN, Line, compared, readable
 from oncekey.server.pages.desk import HOME, Desk, RefusedError, page
+from oncekey.server.views import hint
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
@@ -70,6 +71,7 @@ async def event(desk: Desk) -> Response:
         here="events",
         event=one,
         detail=found,
+        hint=hint,
         lifeline=_lifeline(found),
         comparison=await _comparison(desk, found),
         text=text[:SHOWN],
@@ -136,7 +138,8 @@ def _lifeline(found: EventDetail) -> list[Moment]:
     for attempt in found.attempts:
         look, icon = looks.get(str(attempt.outcome), ("warn", "↻"))
         took = "" if attempt.outcome is Outcome.LOST else f"{attempt.ms} ms"
-        status = f"status {attempt.status}" if attempt.status else ""
+        known = str(attempt.status) in attempt.error  # "HTTP 401"
+        status = f"status {attempt.status}" if attempt.status and not known else ""
         told = ", ".join(filter(None, [took, status, attempt.error]))
         points.append(Moment(attempt.at, look, icon, f"{attempt.target}: {attempt.outcome}", told))
     points += [Moment(act.at, "act", "✎", act.action, f"by {act.actor}") for act in found.actions]

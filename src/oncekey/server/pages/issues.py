@@ -13,6 +13,7 @@ from oncekey.inbox.filters import Filter
 from oncekey.inbox.models import DeliveryState
 from oncekey.server.endpoints import MOST_RATE, issue_query
 from oncekey.server.pages.desk import HOME, Desk, page
+from oncekey.server.views import hint
 
 if TYPE_CHECKING:
     from oncekey.server.gateway import Gateway
@@ -39,7 +40,7 @@ async def issues(desk: Desk) -> Response:
     return desk.show(
         "issues.html",
         here="issues",
-        issues=[(one, issue_query(one)) for one in found],
+        issues=[(one, issue_query(one), hint(one.status, one.target)) for one in found],
         bulks=await inbox.bulk_replays(10),
         moment=await inbox.now(),
         can_replay=desk.session.person.may("operate"),
