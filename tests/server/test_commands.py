@@ -130,7 +130,10 @@ def test_deliveries_are_replayed_by_a_search(tmp_path: Path) -> None:
             assert one.api("GET", "/bulk-replays")["items"] == []
             none = oncekey("replay", "--search", "target:nobody", *where)
             assert none.returncode == 0, none.stderr
-            assert none.stdout == "bulk replay 1 is done: 0 of 0 deliveries\n"
+            assert none.stdout == (
+                "bulk replay 1 is done: 0 of 0 deliveries\n"
+                "dead letters only; add state:delivered for what was delivered\n"
+            )
             wrong = oncekey("replay", "--search", "", "--rate", "0", *where)
             assert (wrong.returncode, "rate does not fit" in wrong.stderr) == (2, True)
 

@@ -215,6 +215,7 @@ def test_an_acknowledged_event_without_its_effect_is_found() -> None:
     found = deliver_twice(receiver, delivery(), effects=receiver.charged)
 
     fails(found, "never happened, though 1 event was answered 2xx: the sender does not send it")
+    fails(found, r"or it was handled before this test: use delivery\.another\(\)")
 
 
 def test_a_late_503_is_found() -> None:

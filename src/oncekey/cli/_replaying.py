@@ -53,6 +53,7 @@ def replay_matching(arguments: argparse.Namespace) -> int:
             takes = seconds_text(begun["total"] / rate)
             found = counted(begun["total"], "delivery", "deliveries")
             output.line(f"{found} would be delivered again, in {takes}; nothing was done")
+            _hint(output, begun, arguments.search)
         return 0
     try:
         total = counted(begun["total"], "delivery", "deliveries")
@@ -65,6 +66,7 @@ def replay_matching(arguments: argparse.Namespace) -> int:
         _told(output, _cancelled(client, begun))
         return 130
     _told(output, ended)
+    _hint(output, begun, arguments.search)
     return 0 if ended["state"] == "done" else 1  # somebody else has stopped it
 
 
@@ -108,6 +110,12 @@ def _cancelled(client: GatewayClient, begun: Any) -> Any:
     with contextlib.suppress(CommandError):
         return client.post("bulk-replays", str(begun["id"]), "cancel")
     return _found(client, begun["id"]) or begun
+
+
+def _hint(output: Output, begun: Any, search: str) -> None:
+    """Why nothing was found, perhaps."""
+    if not begun["total"] and "state:" not in search and not output.as_json:
+        output.line("dead letters only; add state:delivered for what was delivered")
 
 
 def _say(output: Output, text: str) -> None:

@@ -33,7 +33,7 @@ provider = "{provider}"
 [targets.app]
 url = "http://127.0.0.1:9000/events"    # gets each event by POST, until it answers 2xx
 allow_private = true                    # loopback and private addresses are refused otherwise
-# secret_env = "APP_SECRET"             # whsec_...: signs deliveries by Standard Webhooks
+# secret_env = "APP_SECRET"             # signs deliveries; echo whsec_$(openssl rand -base64 32)
 # types = ["{type}"]                    # only these; * at the end stands for anything
 # concurrency = 16
 # tries = 12

@@ -129,7 +129,10 @@ class Report:
             never = "never happened" if not effects else f"happened {effects} times"
             were = "was" if handled == 1 else "were"
             said = f"though {_events(handled)} {were} answered 2xx"
-            return [f"the effect {never}, {said}: {EFFECT_LOST[self.kind]}"]
+            lost = EFFECT_LOST[self.kind]
+            if self.kind in ("once", "twice", "at once") and not effects:
+                lost += "; or it was handled before this test: use delivery.another()"
+            return [f"the effect {never}, {said}: {lost}"]
         return []
 
     def check(self) -> Report:
