@@ -8,6 +8,7 @@ import inspect as python
 import json
 import os
 import pty
+import re
 import stat
 import subprocess
 import sys
@@ -18,7 +19,15 @@ from typing import Any
 import pytest
 
 import oncekey.operate
-from oncekey import MemoryStore, Once, PolicyError, StoreConfigError, aconnect, connect
+from oncekey import (
+    MemoryStore,
+    Once,
+    PolicyError,
+    StoreConfigError,
+    aconnect,
+    connect,
+    current_claim,
+)
 from oncekey._core.flows import new_owner
 from oncekey.abc import Store
 from oncekey.cli import main
@@ -542,3 +551,29 @@ def test_a_command_that_looks_makes_no_store(
         assert main(where) == 2
         assert f"there is no file {tmp_path}/typo.db" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_calls_of_a_key_that_is_not_done_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an attempt that failed was about to call; nothing once the key is done."""
+    url = f"sqlite:///{tmp_path}/keys.db"
+    once, fails = Once(url, scope="shipping"), [True]
+
+    @once(key="order", name="ship")
+    def ship(order: str) -> str:
+        current_claim().before_call("carrier", f"ref-{order}")
+        if fails:
+            raise ConnectionError
+        return "sent"
+
+    with pytest.raises(ConnectionError):
+        ship("o-1")
+    words = ("inspect", "o-1", url, "--scope", "once:shipping:ship")
+    assert main([*words]) == 0
+    assert re.search(r"calls: +carrier ref-o-1 \(attempt 1, ", capsys.readouterr().out)
+    _, told = printed(capsys, *words)
+    assert [(one["provider"], one["attempt"]) for one in told["calls"]] == [("carrier", 1)]
+    fails.clear()
+    ship("o-1")
+    assert printed(capsys, *words)[1]["calls"] == []

@@ -36,6 +36,7 @@ __all__ = [
     "apending_calls",
     "before_call",
     "derived_key",
+    "noted",
     "pending_calls",
 ]
 
@@ -109,16 +110,27 @@ def _decoded(answer: bytes) -> list[Note]:
         ) from error
 
 
+def _kept(key: Key) -> Flow[list[Note]]:
+    found: Record | None = yield Op("read", (_note_key(key),))
+    if found is not None and found.answer:
+        now: int = yield Op("now", ())
+        if now < found.expires_at:  # else it is only not swept yet
+            return _decoded(found.answer)
+    return []
+
+
+def noted(key: Key) -> Flow[tuple[PendingCall, ...]]:
+    """The calls of all attempts of a key, for whoever has no claim of it."""
+    notes = yield from _kept(key)
+    return tuple(
+        PendingCall(note.provider, note.request_id, note.attempt, note.at / 1000) for note in notes
+    )
+
+
 def _load(claim: Claim) -> Flow[list[Note]]:
     """The notes of all attempts, read once a claim."""
     if claim.notes is None:
-        notes: list[Note] = []
-        found: Record | None = yield Op("read", (_note_key(claim.key),))
-        if found is not None and found.answer:
-            now: int = yield Op("now", ())
-            if now < found.expires_at:  # else it is only not swept yet
-                notes = _decoded(found.answer)
-        claim.notes = notes
+        claim.notes = yield from _kept(claim.key)
     known: list[Note] = claim.notes
     return known
 

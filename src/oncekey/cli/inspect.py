@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 from typing import Any
 
 from oncekey.cli._format import bytes_text, seconds_text
@@ -43,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         found = inspect(store, key)
     event = _event(arguments, url)
     if out.as_json:
-        out.json(dataclasses.asdict(found) | ({} if event is None else {"event": event}))
+        calls = [one._asdict() for one in found.calls]
+        told = dataclasses.asdict(found) | {"calls": calls}
+        out.json(told | ({} if event is None else {"event": event}))
     else:
         out.pairs(shown(found) | ({} if event is None else _told(event)))
     return 1 if found.situation == "unknown" else 0
@@ -62,6 +65,14 @@ def shown(found: Any) -> dict[str, str]:
             "ends in": seconds_text(found.ends_in),
             "answer": "-" if found.answer_bytes is None else bytes_text(found.answer_bytes),
         }
+    now = time.time()
+    calls = [
+        f"{printable(one.provider)} {printable(one.request_id)} (attempt {one.attempt}, "
+        f"{seconds_text(max(0.0, now - one.at))} ago)"
+        for one in found.calls
+    ]
+    if calls:
+        pairs["calls"] = ", ".join(calls)
     return {**pairs, "a retry": found.retry}
 
 

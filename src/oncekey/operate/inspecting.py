@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from oncekey._core.drive import Flow, Op, arun, run
+from oncekey._core.notes import PendingCall, noted
 from oncekey.abc import AsyncBrowsable, AsyncStore, Browsable, Store
-from oncekey.errors import StoreConfigError
+from oncekey.errors import StoreConfigError, StoreCorruptError
 from oncekey.models import Entry, Key, State
 
 __all__ = ["Inspection", "ainspect", "found_entry", "inspect", "inspection_of", "situation_of"]
@@ -38,6 +39,8 @@ class Inspection:
         ends_in: Seconds until the record counts no more; below 0 once it does not.
         answer_bytes: How long the recorded answer is. ``None``: there is none.
         retry: What a retry would get, in a sentence.
+        calls: Calls downstream that attempts have noted (``before_call``), unless the key is done.
+            Empty where only a digest is known, and in listings.
     """
 
     digest: str
@@ -50,6 +53,7 @@ class Inspection:
     ends_in: float | None = None
     answer_bytes: int | None = None
     retry: str = ""
+    calls: tuple[PendingCall, ...] = ()
 
 
 def inspect(store: Store, key: Key | bytes) -> Inspection:
@@ -77,7 +81,14 @@ def _inspect(key: Key | bytes, browsable: bool) -> Flow[Inspection]:
         digest = key if isinstance(key, bytes) else key.digest
         label = "" if isinstance(key, bytes) else key.scope.label
         return Inspection(digest.hex(), label, "unknown", retry=_RETRY["unknown"])
-    return inspection_of(entry, now)
+    found = inspection_of(entry, now)
+    if isinstance(key, bytes) or found.situation in ("done", "ended"):
+        return found
+    try:
+        calls = yield from noted(key)
+    except StoreCorruptError:  # sealed: it needs the application's key
+        return found
+    return replace(found, calls=calls)
 
 
 def found_entry(key: Key | bytes, browsable: bool) -> Flow[Entry | None]:
