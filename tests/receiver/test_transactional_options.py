@@ -23,6 +23,14 @@ from oncekey.signatures import provider
 STRIPE = provider("stripe", secret="whsec_test")
 
 
+class Makes(async_sessionmaker[AsyncSession]):
+    """One of somebody's own."""
+
+
+class Works(AsyncSession):
+    """One of somebody's own."""
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'shop.db'}"
@@ -100,6 +108,8 @@ async def test_what_is_async_is_refused_by_a_sync_receiver(url: str) -> None:
     maker = async_sessionmaker(engine)
     for on, word in (
         (maker, "pass a sessionmaker"),
+        (Makes(engine), "AsyncWebhookReceiver"),
+        (Works(engine), "AsyncWebhookReceiver"),
         (engine, "pass an Engine"),
         (async_scoped_session(maker, lambda: 1), "pass a scoped_session"),
         (AsyncSession(engine), "AsyncWebhookReceiver"),

@@ -312,7 +312,7 @@ def check_world(on: Any, awaits: bool) -> None:
     its: bool | None = None
     match _library(kind):
         case "sqlalchemy":
-            its = kind.__name__.startswith(("async_", "Async")) or hasattr(on, "sync_engine")
+            its = import_module("oncekey.drivers.sqlalchemy").is_async(on)
         case "psycopg" if hasattr(on, "getconn") or hasattr(on, "pgconn"):
             its = hasattr(on, "__aenter__")
         case "asyncpg":

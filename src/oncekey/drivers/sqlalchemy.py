@@ -19,7 +19,7 @@ from oncekey.drivers import (
 from oncekey.drivers._deadlines import Deadline, engine_connection
 from oncekey.errors import TransactionRefusedError
 
-__all__ = ["AlchemyConnection", "connect"]
+__all__ = ["AlchemyConnection", "connect", "is_async"]
 
 
 def connect(
@@ -29,8 +29,7 @@ def connect(
     name = type(on).__name__
     if name in ("scoped_session", "async_scoped_session"):
         on = on()
-    is_async = hasattr(on, "sync_session") or hasattr(on, "sync_engine")
-    if (is_async or name == "async_sessionmaker") is not awaits:
+    if is_async(on) is not awaits:
         raise wrong_world(on, awaits)
     if hasattr(on, "run_sync") or hasattr(on, "exec_driver_sql") or hasattr(on, "begin_nested"):
         return AlchemyConnection(on, close, awaits)
@@ -51,6 +50,14 @@ def connect(
         spare = yield engine_connection, session.get_bind(), Deadline(timeout)
         spare.close()
     return AlchemyConnection(session, _close, awaits)
+
+
+def is_async(on: Any) -> bool:
+    """Whether this is one of SQLAlchemy's async classes, or derived from one."""
+    return any(
+        base.__name__.startswith(("async_", "Async")) and base.__module__.startswith("sqlalchemy.")
+        for base in type(on).__mro__
+    )
 
 
 def _close(thing: Any) -> Any:
