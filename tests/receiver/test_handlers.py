@@ -197,3 +197,24 @@ def test_the_name_of_a_handlers_error_is_not_for_its_sender() -> None:
     assert (answer.status, answer.code) == (500, "ZeroDivisionError")
     assert json.loads(answer.body)["code"] == "HANDLER_FAILED"
     assert b"ZeroDivision" not in answer.body
+
+
+def test_the_digits_of_an_event_in_the_log_are_those_that_inspect_prints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that one who has an id finds its lines, as the page for troubles says."""
+    url = f"sqlite:///{tmp_path / 'hooks.db'}"
+    delivery = sample("stripe")
+    receiver = WebhookReceiver(delivery.provider, url)
+
+    @receiver.on()
+    def fails(event: WebhookEvent) -> None:
+        raise ZeroDivisionError
+
+    receiver.receive(*delivery)
+    receiver.close()
+    part = ["--part", "webhook", "--part", "webhook", "--part", "stripe:"]
+    assert main(["inspect", str(delivery.event_id), *part, url]) in (0, 1)
+    digest = re.search(r"[0-9a-f]{64}", capsys.readouterr().out)
+    assert digest is not None
+    assert f"(event {digest[0][:12]}…)" in caplog.text

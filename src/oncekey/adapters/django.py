@@ -2,6 +2,7 @@
 
 ```python
 # urls.py
+from django.conf import settings
 from django.db import connection
 
 from oncekey.adapters.django import webhooks
@@ -10,7 +11,7 @@ from oncekey.signatures import provider
 
 receiver = WebhookReceiver(
     provider("stripe", secret="whsec_test"),
-    "sqlite:///db.sqlite3",  # or postgresql://...: the database that Django uses
+    f"sqlite:///{settings.DATABASES['default']['NAME']}",  # or postgresql://...: Django's own
     transactional=True,
     on=connection,
 )
