@@ -183,7 +183,9 @@ def test_empty_secrets_are_refused_with_what_to_pass(name: str, empty: object) -
 @pytest.mark.parametrize("name", OURS)
 def test_unknown_options_are_named(name: str) -> None:
     """A typing error must not be silently ignored."""
-    with pytest.raises(ValueError, match=r"no option tolerence; it takes accept_unsigned, account"):
+    with pytest.raises(
+        ValueError, match=r"no option tolerence; .*t takes accept_unsigned, account"
+    ):
         make(name, tolerence=3)
 
 
