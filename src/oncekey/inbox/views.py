@@ -233,8 +233,8 @@ def _lost(now: int, arrived: int, waiting: Any, known: list[Attempt]) -> list[At
                 continue
             later = [one.at - one.ms for place, one in numbers.items() if place > number]
             before = [one.at for place, one in numbers.items() if place < number]
-            at = min(later) if later else lapsed.get((target, number))
-            at = max([arrived, *before, *([] if at is None else [at])])
+            over = min(later) if later else lapsed.get((target, number), arrived)
+            at = max(arrived, over, *before)
             lost.append(Attempt(target, number, at, 0, Outcome.LOST, 0, _NO_END, ""))
     return lost
 
