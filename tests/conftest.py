@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.scale import SHORT
 from tests.servers.fixtures_pg import (
     _given,
@@ -63,7 +63,13 @@ __all__ = [
 ]
 
 # The same examples every time: a property that fails does so on every machine.
-settings.register_profile("oncekey", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "oncekey",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # on a busy machine everything is
+)
 settings.load_profile("oncekey")
 
 
