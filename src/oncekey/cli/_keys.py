@@ -18,7 +18,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scope",
         metavar="LABEL",
-        help="the key's scope as listings show it, such as once:orders or webhook:webhook:stripe",
+        help="the key's scope as listings show it, such as once:orders",
     )
     parser.add_argument(
         "--part",
