@@ -87,19 +87,20 @@ def test_a_handler_that_can_not_be_called_is_refused_when_it_is_given(kind: Any,
 
 def test_what_is_sync_is_refused_by_an_async_receiver(url: str) -> None:
     """At once, and with the word that is to be written instead."""
-    engine = sa.create_engine("sqlite://")
+    engine, plain = sa.create_engine("sqlite://"), sqlite3.connect(":memory:")
     for on, word in (
         (sessionmaker(engine), "pass an async_sessionmaker"),
         (engine, "pass an AsyncEngine"),
         (scoped_session(sessionmaker(engine)), "pass an async_scoped_session"),
         (Session(engine), "pass an AsyncSession"),
-        (sqlite3.connect(":memory:"), "WebhookReceiver"),
+        (plain, "WebhookReceiver"),
     ):
         with pytest.raises(TransactionRefusedError, match=word):
             AsyncWebhookReceiver(STRIPE, url, transactional=True, on=on)
         with pytest.raises(TransactionRefusedError, match="Once"):
             AsyncOnce(url)(key="order", transactional=True, on=on)
         WebhookReceiver(STRIPE, url, transactional=True, on=on)
+    plain.close()
 
 
 async def test_what_is_async_is_refused_by_a_sync_receiver(url: str) -> None:
