@@ -147,10 +147,14 @@ async def _with_leftovers(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main``, then let what it left in the background finish."""
     try:
         return await main
+    except GeneratorExit:
+        main = None  # type: ignore[assignment] # thrown away with a loop that stood still
+        raise
     finally:
-        me = asyncio.current_task()
-        while others := [task for task in asyncio.all_tasks() if task is not me]:
-            await asyncio.wait(others)
+        if main is not None:
+            me = asyncio.current_task()
+            while others := [task for task in asyncio.all_tasks() if task is not me]:
+                await asyncio.wait(others)
 
 
 def run_seeded(seed: int, main: Callable[[SeededLoop], Coroutine[Any, Any, T]]) -> T:
