@@ -64,7 +64,8 @@ REMEMBERED: Final = "remembered"  # and for this
 CHAIN: Final = Chain()  # without a secret: who verifies needs none
 _LAST: Final = 2**62
 _MOST: Final = 500
-_NO_END: Final = "no end is on record: killed, or cut off"
+_NO_END: Final = "no end is on record: killed, cut off or handed back"
+_LOST_SHOWN: Final = 100
 _BULK: Final = ("id", "at", "actor", "query", "rate", "total", "done")
 
 
@@ -228,7 +229,8 @@ def _lost(now: int, arrived: int, waiting: Any, known: list[Attempt]) -> list[At
     lost = []
     for target, last in begun.items():
         numbers = ended.get(target, {})
-        for number in range(1, last + 1):
+        # The newest: to take a delivery and hand it back, again and again, makes a number each.
+        for number in range(max(1, last - _LOST_SHOWN + 1), last + 1):
             if number in numbers:
                 continue
             later = [one.at - one.ms for place, one in numbers.items() if place > number]

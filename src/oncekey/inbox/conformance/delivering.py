@@ -278,3 +278,16 @@ async def order_holds_under_concurrency(nodes: Nodes) -> None:
         )
     assert seen == sorted(seen)
     assert len(set(seen)) == total
+
+
+@check
+async def a_history_is_bounded(nodes: Nodes) -> None:
+    """A delivery that is taken and handed back again and again shows the last hundred of that."""
+    inbox = await nodes.node()
+    kept = await inbox.ingest(arrival("k", "app"))
+    for _ in range(130):
+        await inbox.hand_back([await next_one(inbox)])
+    await inbox.finish([ended(await next_one(inbox))])
+    found = (await detail(inbox, kept.id)).attempts
+    assert len(found) == 100
+    assert [one.outcome for one in found][-1] is Outcome.DELIVERED
